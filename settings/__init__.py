@@ -1,0 +1,1 @@
+"""The settings of the layer; `glm5_plugins.settings.model` reads the environment."""

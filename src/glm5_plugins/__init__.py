@@ -1,0 +1,1 @@
+"""The public door of glm5-plugins."""
