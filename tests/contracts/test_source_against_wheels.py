@@ -1,0 +1,73 @@
+"""`find` against real wheels: unpacked ones below ``GLM5_TEST_WHEELS``, and whatever is installed here.
+
+``GLM5_TEST_WHEELS`` names a folder with ``sg-<version>/sglang`` and ``fi-<version>/flashinfer`` in it.
+``GLM5_TEST_ATLAS`` names a JSON file of known places, ``{"sglang": {version: {"hook_targets": …}}}``.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from glm5_plugins.source import Definition, find
+
+WHEELS = Path(os.environ.get("GLM5_TEST_WHEELS", "nowhere"))
+ATLAS = Path(os.environ.get("GLM5_TEST_ATLAS", "nowhere"))
+SGLANG = sorted(WHEELS.glob("sg-*"))
+FLASHINFER = sorted(WHEELS.glob("fi-*"))
+
+
+def bindings(found: Definition) -> Iterator[tuple[Path, int]]:
+    """Every place that binds the name: its definitions and the imports that lead to them."""
+    for one in (found, *found.alternatives):
+        yield one.file, one.line
+        for hop in one.through:
+            yield hop.file, hop.line
+
+
+def as_target(root: Path, dotted: str) -> str:
+    parts = dotted.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        path = root.joinpath(*parts[:cut])
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            return ".".join(parts[:cut]) + ":" + ".".join(parts[cut:])
+    raise AssertionError(f"no module of {dotted} is in {root}")
+
+
+@pytest.mark.skipif(not (SGLANG and ATLAS.is_file()), reason="needs GLM5_TEST_WHEELS and GLM5_TEST_ATLAS")
+@pytest.mark.parametrize("root", SGLANG, ids=lambda root: root.name)
+def test_every_known_place_is_found_on_its_line(root: Path) -> None:
+    groups = json.loads(ATLAS.read_text())["sglang"][root.name.removeprefix("sg-")]["hook_targets"]
+    wrong = []
+    for known in groups.values():
+        for dotted, place in known.items():
+            file, _, line = place.split()[0].partition(":")
+            found = find(as_target(root, dotted), [root])
+            if (root / "sglang" / file, int(line)) not in bindings(found):
+                wrong.append(f"{dotted}: {place}, found {found}")
+    assert wrong == []
+
+
+@pytest.mark.skipif(not FLASHINFER, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", FLASHINFER, ids=lambda root: root.name)
+def test_fp4_quantize_is_found_through_its_re_exports(root: Path) -> None:
+    found = find("flashinfer:fp4_quantize", [root])
+    assert found.file.name == "fp4_quantization.py"
+    assert found.parameter("global_scale") is not None
+    assert any(d.startswith("flashinfer_api") for d in found.decorators)
+    assert find("flashinfer.fp4_quantization:fp4_quantize", [root]).line == found.line
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
+def test_the_installed_sglang() -> None:
+    found = find("sglang.srt.model_executor.model_runner:ModelRunner.load_model")
+    assert found.kind == "function"
+    assert [p.name for p in found.parameters or ()][:1] == ["self"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed")
+def test_the_installed_flashinfer() -> None:
+    assert find("flashinfer:fp4_quantize").kind == "function"
