@@ -171,6 +171,25 @@ def find(target: str, roots: Sequence[Path] | None = None) -> Definition:
     return reader.in_module(module, parts, _Trail())
 
 
+def lacks(target: str, needs: Sequence[str] = (), roots: Sequence[Path] | None = None) -> str | None:
+    """Say what the installed source lacks of a target and the parameters it must have; None for nothing.
+
+    What only running the code can tell counts as there: this never raises a false alarm.
+    """
+    try:
+        found = find(target, roots)
+    except Missing as missing:
+        return str(missing) if missing.certain else None
+    told = [one for one in (found, *found.alternatives) if one.parameters is not None]
+    gone = [name for name in needs if told and not any(one.parameter(name) for one in told)]
+    if not gone:
+        return None
+    names = ", ".join(f"`{name}`" for name in gone)
+    near = _close(gone[0], [p.name for one in told for p in one.parameters or ()])
+    hint = f"; did you mean `{near[0]}`?" if near else ""
+    return f"`{found.target}` ({found}) does not take {names}{hint}"
+
+
 def elsewhere(name: str, package: str, roots: Sequence[Path] | None = None, limit: int = 3) -> list[str]:
     """Where else a top-level package has a ``def`` or ``class`` called ``name``, as ``path:line``.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from glm5_plugins import source
-from glm5_plugins.source import Definition, Missing, elsewhere, find
+from glm5_plugins.source import Definition, Missing, elsewhere, find, lacks
 
 Write = Callable[[dict[str, str]], None]
 Find = Callable[[str], Definition]
@@ -430,6 +430,30 @@ def test_lazy_imports_are_followed(write: Write, look: Find) -> None:
 def test_malformed_targets(target: str) -> None:
     with pytest.raises(ValueError, match="is not of the form"):
         find(target)
+
+
+def test_lacks_names_what_a_patch_relies_on(write: Write, tmp_path: Path) -> None:
+    write(
+        {
+            "m.py": """\
+            def f(model, fullgraph=True): ...
+            made = make()
+            if cond:
+                def g(a): ...
+            else:
+                def g(b): ...
+            """
+        }
+    )
+    roots = [tmp_path]
+    assert lacks("m:f", ["fullgraph"], roots) is None
+    assert lacks("m:f", ["full_graph"], roots) == (
+        f"`m:f` ({tmp_path}/m.py:1) does not take `full_graph`; did you mean `fullgraph`?"
+    )
+    assert lacks("m:made", ["anything"], roots) is None
+    assert lacks("m:made.x", [], roots) is None
+    assert lacks("m:g", ["a", "b"], roots) is None
+    assert lacks("m:gone", [], roots) == f"`m` ({tmp_path}/m.py) has no `gone`"
 
 
 def test_elsewhere(write: Write, tmp_path: Path) -> None:
