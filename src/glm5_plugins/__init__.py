@@ -1,1 +1,69 @@
-"""The public door of glm5-plugins."""
+"""The public door of glm5-plugins: what a plugin author imports, and where SGLang comes in.
+
+Importing this module loads nothing else; names are fetched when they are first used.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from glm5_plugins.environment import Environment as Environment
+    from glm5_plugins.errors import ConfigurationError as ConfigurationError
+    from glm5_plugins.errors import NotApplicable as NotApplicable
+    from glm5_plugins.hookspecs import hookimpl as hookimpl
+    from glm5_plugins.patching import Kind as Kind
+    from glm5_plugins.patching import Patch as Patch
+    from glm5_plugins.patching import Stage as Stage
+    from glm5_plugins.settings.model import PluginSettings as PluginSettings
+
+__all__ = [
+    "ConfigurationError",
+    "Environment",
+    "Kind",
+    "NotApplicable",
+    "Patch",
+    "PluginSettings",
+    "Stage",
+    "hookimpl",
+    "register",
+]
+
+_HOME = {
+    "ConfigurationError": "glm5_plugins.errors",
+    "Environment": "glm5_plugins.environment",
+    "Kind": "glm5_plugins.patching",
+    "NotApplicable": "glm5_plugins.errors",
+    "Patch": "glm5_plugins.patching",
+    "PluginSettings": "glm5_plugins.settings.model",
+    "Stage": "glm5_plugins.patching",
+    "hookimpl": "glm5_plugins.hookspecs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Fetch a public name from the module it lives in (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def register() -> None:
+    """Bring the layer into this process; SGLang calls it through the entry point `sglang.srt.plugins`.
+
+    Returns at once, importing nothing, when no `GLM5_*` variable is set.
+
+    Raises:
+        SystemExit: A setting is wrong, or a requested plugin cannot be in force and `GLM5_ON_ERROR` is
+            `strict`. SGLang swallows every `Exception` of a plugin; this it lets through.
+    """
+    if not any(name.startswith("GLM5_") for name in os.environ):
+        return
+    from glm5_plugins import bootstrap
+
+    bootstrap.start("entry point")

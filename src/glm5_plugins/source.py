@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 Kind = Literal["module", "class", "function", "async function", "constant", "generated", "import"]
-ParameterKind = Literal[
-    "positional only", "positional or keyword", "var positional", "keyword only", "var keyword"
-]
+ParameterKind = Literal["positional only", "positional or keyword", "var positional", "keyword only", "var keyword"]
 How = Literal["import", "star import", "alias", "base class", "lazy import"]
 
 
@@ -196,9 +194,7 @@ def elsewhere(name: str, package: str, roots: Sequence[Path] | None = None, limi
     Reads the text of every file, so it is for a person who waits for an answer, not for a server's start.
     """
     place = _locate(package.partition(".")[0], None if roots is None else tuple(roots))
-    pattern = re.compile(
-        rb"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+" + re.escape(name.encode()) + rb"\b", re.M
-    )
+    pattern = re.compile(rb"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+" + re.escape(name.encode()) + rb"\b", re.M)
     hits: list[str] = []
     for folder in place.folders if place else ():
         for file in sorted(folder.rglob("*.py")):
@@ -353,9 +349,7 @@ class _Scope:
                 case ast.ImportFrom():
                     for alias in node.names:
                         name = alias.asname or alias.name
-                        self._add(
-                            _Binding(name, node, node.lineno, always, alias=alias, typing_only=typing_only)
-                        )
+                        self._add(_Binding(name, node, node.lineno, always, alias=alias, typing_only=typing_only))
                 case ast.Delete():
                     for target in node.targets:
                         if isinstance(target, ast.Name) and always:
@@ -594,9 +588,7 @@ class _Reader:
         found = f"`{module}` ({place.file})"
         raise Missing(self.target, "unreadable", name=module, found=found, note=note, certain=False)
 
-    def _in_module_scope(
-        self, owner: _Owner, place: _Place, parts: tuple[str, ...], trail: _Trail
-    ) -> Definition:
+    def _in_module_scope(self, owner: _Owner, place: _Place, parts: tuple[str, ...], trail: _Trail) -> Definition:
         name = parts[0]
         failures: list[Missing] = []
         if (owner.module, name) not in trail.seen:
@@ -668,9 +660,7 @@ class _Reader:
         first, *others = sorted(found, key=_telling)  # stable: the first in the file among equals
         return replace(first, alternatives=(*first.alternatives, *others))
 
-    def _follow(
-        self, owner: _Owner, binding: _Binding, rest: tuple[str, ...], trail: _Trail, lazy: bool
-    ) -> Definition:
+    def _follow(self, owner: _Owner, binding: _Binding, rest: tuple[str, ...], trail: _Trail, lazy: bool) -> Definition:
         node = binding.node
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -824,9 +814,7 @@ class _Reader:
             if cls != owner:
                 assert owner.node is not None
                 line = owner.node.lineno
-                inner = inner.step(
-                    Hop(owner.module, owner.qualify(name), owner.file.path, line, "base class")
-                )
+                inner = inner.step(Hop(owner.module, owner.qualify(name), owner.file.path, line, "base class"))
             found = self._choose(cls, cls.scope.candidates(name), parts, inner, failures)
             if found is not None:
                 return found
@@ -893,8 +881,7 @@ class _Reader:
                 note = f"`{where}` sets it as a global: it does not exist until `{where}` runs"
             else:
                 note = (
-                    f"`{name}` is a local of `{where}`: it does not exist until `{where}` runs; "
-                    f"patch `{where}` itself"
+                    f"`{name}` is a local of `{where}`: it does not exist until `{where}` runs; patch `{where}` itself"
                 )
         elif name in scope.annotated:
             note = f"line {scope.annotated[name]} only annotates it"
@@ -915,9 +902,7 @@ class _Reader:
             certain=certain,
         )
 
-    def _not_in_function(
-        self, owner: _Owner, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str
-    ) -> NoReturn:
+    def _not_in_function(self, owner: _Owner, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> NoReturn:
         label = owner.qualify(node.name)
         local = name in _locals(node)
         raise Missing(
@@ -927,8 +912,7 @@ class _Reader:
             found=f"`{owner.module}:{label}` ({owner.file.path}:{node.lineno})",
             suggestions=() if local else _close(name, _locals(node)),
             note=(
-                f"`{name}` is a local of `{label}`: it does not exist until `{label}` runs; "
-                f"patch `{label}` itself"
+                f"`{name}` is a local of `{label}`: it does not exist until `{label}` runs; patch `{label}` itself"
                 if local
                 else f"`{label}` is a function"
             ),
@@ -936,9 +920,7 @@ class _Reader:
             certain=local or not node.decorator_list,
         )
 
-    def _not_in_class(
-        self, owner: _Owner, lineage: Sequence[_Owner], unread: Sequence[str], name: str
-    ) -> NoReturn:
+    def _not_in_class(self, owner: _Owner, lineage: Sequence[_Owner], unread: Sequence[str], name: str) -> NoReturn:
         note, certain = "", not unread
         for cls in lineage:
             if (setter := _set_on_self(cls, name)) is not None:
@@ -1007,9 +989,7 @@ def _parameters(arguments: ast.arguments) -> tuple[Parameter, ...]:
     missing = len(positional) - len(arguments.defaults)
     found: list[Parameter] = []
     for index, argument in enumerate(positional):
-        kind: ParameterKind = (
-            "positional only" if index < len(arguments.posonlyargs) else "positional or keyword"
-        )
+        kind: ParameterKind = "positional only" if index < len(arguments.posonlyargs) else "positional or keyword"
         default = ast.unparse(arguments.defaults[index - missing]) if index >= missing else None
         found.append(Parameter(argument.arg, kind, default))
     if arguments.vararg is not None:

@@ -353,10 +353,7 @@ def test_a_local_is_named_as_one(write: Write, missing: Gone, target: str) -> No
     write({"m.py": "def outer():\n    def inner(): ...\n    return inner\n"})
     gone = missing(target)
     assert gone.certain
-    assert (
-        "`inner` is a local of `outer`: it does not exist until `outer` runs; patch `outer` itself"
-        in gone.note
-    )
+    assert "`inner` is a local of `outer`: it does not exist until `outer` runs; patch `outer` itself" in gone.note
 
 
 def test_instance_attributes_annotations_and_globals(write: Write, missing: Gone) -> None:
@@ -391,9 +388,7 @@ def test_instance_attributes_annotations_and_globals(write: Write, missing: Gone
         ("def broken(:\n", "m:broken"),
     ],
 )
-def test_what_only_running_it_can_tell_is_not_certain(
-    write: Write, missing: Gone, text: str, target: str
-) -> None:
+def test_what_only_running_it_can_tell_is_not_certain(write: Write, missing: Gone, text: str, target: str) -> None:
     write({"m.py": text})
     gone = missing(target)
     assert not gone.certain

@@ -1,0 +1,101 @@
+"""The settings model: what the layer and each plugin read from `GLM5_*` variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from glm5_plugins.errors import ConfigurationError
+
+PREFIX = "GLM5_"
+
+Model = TypeVar("Model", bound=BaseSettings)
+
+
+class HostSettings(BaseSettings):
+    """The variables of the layer itself."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
+
+    plugins: Annotated[tuple[str, ...], NoDecode] = ()
+    """Names of the plugins wanted, separated by commas; the first is the outermost."""
+    on_error: Literal["strict", "warn"] = "strict"
+    """What to do when a requested plugin cannot be in force: stop the launch, or log a warning."""
+    report: Path | None = None
+    """A folder, or a file that ends in `.jsonl`, for the verdicts of every process."""
+
+    @field_validator("plugins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+
+
+class PluginSettings(BaseSettings):
+    """Base of a plugin's options; the class says whose they are.
+
+        class Options(PluginSettings, plugin="fp4_warmup"):
+            timeout_s: float = 1800.0
+
+    reads `GLM5_FP4_WARMUP_TIMEOUT_S`.
+    """
+
+    model_config = SettingsConfigDict(extra="ignore", frozen=True)
+
+    plugin_name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, plugin: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if plugin:
+            cls.plugin_name = plugin
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, plugin: str = "", **kwargs: Any) -> None:
+        """Derive the prefix of the variables from the plugin's name."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if plugin:
+            cls.model_config["env_prefix"] = prefix_of(plugin)
+
+
+def prefix_of(plugin: str) -> str:
+    """The start of the names of a plugin's variables: `fp4_warmup` gives `GLM5_FP4_WARMUP_`."""
+    return f"{PREFIX}{plugin.upper()}_"
+
+
+def variables_of(model: type[BaseSettings]) -> dict[str, str]:
+    """Map the variables a model reads to its field names."""
+    prefix = model.model_config.get("env_prefix", "")
+    return {f"{prefix}{name}".upper(): name for name in model.model_fields}
+
+
+def read(model: type[Model]) -> Model:
+    """Read a settings model from the environment.
+
+    Raises:
+        ConfigurationError: A value does not fit; the text names the variable and the value.
+    """
+    try:
+        return model()
+    except ValidationError as error:
+        first = error.errors()[0]
+        variable = _variable_of(model, str(first["loc"][0]))
+        what = f"{variable}={os.environ.get(variable, first['input'])!r} is not valid: {first['msg']}."
+        raise ConfigurationError(what, "Correct the value, or unset the variable for the default.") from None
+
+
+def _variable_of(model: type[BaseSettings], name: str) -> str:
+    for variable, field_name in variables_of(model).items():
+        if name.casefold() in (field_name.casefold(), variable.casefold()):
+            return variable
+    return name
+
+
+def layer_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The names of all `GLM5_*` variables that are set."""
+    return sorted(name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX))

@@ -1,0 +1,98 @@
+"""Server arguments: what the user gave, however it was spelled, and flags added where nothing was given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from glm5_plugins.errors import ConfigurationError, did_you_mean
+
+Additions = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+def add_where_absent(parser: argparse.ArgumentParser, additions: Additions) -> None:
+    """Make `parser` add arguments when it parses a command line.
+
+    SGLang merges a `--config` file into the command line before it parses, so one look at what reaches the parser
+    sees everything: `--flag=value`, aliases, prefixes and the file.
+
+    Args:
+        parser: A parser that has SGLang's arguments.
+        additions: From what the user gave to what is to be added, both by field name of `ServerArgs`.
+    """
+    parse = parser.parse_known_args
+
+    def parse_with_additions(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        argv = list(sys.argv[1:] if args is None else args)
+        extra = additions(given(parser, parse, argv))
+        return parse([*argv, *flags(parser, extra)], namespace)
+
+    setattr(parser, "parse_known_args", parse_with_additions)  # noqa: B010 (mypy sees a method)
+
+
+def given(
+    parser: argparse.ArgumentParser, parse: Callable[[Sequence[str]], Any], argv: Sequence[str]
+) -> dict[str, Any]:
+    """Return the values that `argv` gives, by field name, without any default.
+
+    Raises:
+        SystemExit: The parser refuses the command line, with its own message.
+    """
+    actions = [(action, action.default, action.required) for action in parser._actions]
+    defaults = dict(parser._defaults)
+    try:
+        parser._defaults.clear()
+        for action, _, _ in actions:
+            action.default = argparse.SUPPRESS
+            action.required = False
+        return dict(vars(parse(argv)[0]))
+    finally:
+        for action, default, required in actions:
+            action.default, action.required = default, required
+        parser._defaults.update(defaults)
+
+
+def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[str]:
+    """Spell values by field name as flags of this parser.
+
+    Raises:
+        ConfigurationError: The parser has no such field, or cannot express the value.
+    """
+    by_field: dict[str, list[argparse.Action]] = {}
+    for action in parser._actions:
+        if action.option_strings:
+            by_field.setdefault(action.dest, []).append(action)
+    spelled: list[str] = []
+    for field, value in values.items():
+        if field not in by_field:
+            raise ConfigurationError(
+                f"A plugin wants the server argument {field!r}, which this SGLang does not have.",
+                did_you_mean(field, by_field),
+            )
+        spelled += _spell(by_field[field], field, value)
+    return spelled
+
+
+def _spell(actions: Sequence[argparse.Action], field: str, value: Any) -> list[str]:
+    for action in actions:
+        flag = max(action.option_strings, key=len)
+        if action.nargs == 0:
+            if isinstance(action, argparse.BooleanOptionalAction):
+                no = next(option for option in action.option_strings if option.startswith("--no-"))
+                yes = next(option for option in action.option_strings if not option.startswith("--no-"))
+                return [yes if value else no]
+            if action.const == value:
+                return [flag]
+            continue
+        if isinstance(value, (list, tuple)):
+            return [flag, *map(str, value)]
+        return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    if any(action.default == value for action in actions):
+        return []
+    raise ConfigurationError(
+        f"A plugin wants {field}={value!r}, which no flag of this SGLang expresses.",
+        "Take the plugin out of GLM5_PLUGINS.",
+    )

@@ -1,0 +1,64 @@
+"""The `.pth` line in site-packages through which the layer gets into every process of SGLang before 0.5.11."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+from glm5_plugins.errors import ConfigurationError
+
+LINE = 'import os; any(n.startswith("GLM5_") for n in os.environ) and __import__("glm5_plugins.autostart")\n'
+
+
+def path() -> Path:
+    """Where the line is, or would be."""
+    return Path(sysconfig.get_path("purelib")) / "glm5_plugins.pth"
+
+
+def enabled() -> bool:
+    """Whether this environment has the line, as this version writes it."""
+    try:
+        return path().read_text() == LINE
+    except OSError:
+        return False
+
+
+def enable() -> bool:
+    """Write the line; return whether it was not there yet.
+
+    Raises:
+        ConfigurationError: The folder cannot be written.
+    """
+    if enabled():
+        return False
+    temporary = path().with_suffix(f".{os.getpid()}.tmp")
+    try:
+        temporary.write_text(LINE)
+        temporary.replace(path())
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _not_writable(error) from None
+    return True
+
+
+def disable() -> bool:
+    """Remove the line; return whether it was there.
+
+    Raises:
+        ConfigurationError: The folder cannot be written.
+    """
+    try:
+        path().unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _not_writable(error) from None
+    return True
+
+
+def _not_writable(error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path()} cannot be changed: {error.strerror or error}.",
+        "Run it as the owner of that folder, or start with `python -m glm5_plugins.launch sglang.launch_server …`.",
+    )

@@ -1,0 +1,166 @@
+"""What this process is and has: versions, process role, CUDA devices. Everything is looked up when first asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+
+class Role(str, Enum):
+    """What a process does for the server."""
+
+    MAIN = "main"
+    SCHEDULER = "scheduler"
+    DETOKENIZER = "detokenizer"
+    DP_CONTROLLER = "dp-controller"
+    WORKER = "worker"
+
+
+# The functions that SGLang gives to multiprocessing.Process, in every version 0.5.8-0.5.23.
+_ROLE_OF_TARGET = {
+    "run_scheduler_process": Role.SCHEDULER,
+    "run_detokenizer_process": Role.DETOKENIZER,
+    "run_data_parallel_controller_process": Role.DP_CONTROLLER,
+}
+
+
+class Place(Enum):
+    """Where an installed version stands against a window of versions."""
+
+    INSIDE = "inside"
+    BELOW = "below"
+    ABOVE = "above"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Window:
+    """A range of versions of one distribution, as in `sglang>=0.5.9,<0.5.22`."""
+
+    requirement: Requirement
+
+    @classmethod
+    def parse(cls, text: str) -> Window:
+        """Read a PEP 508 requirement.
+
+        Raises:
+            ValueError: The text is no requirement, or has a marker, extra or address.
+        """
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement as error:
+            raise ValueError(f"{text!r} is no version range such as 'sglang>=0.5.9,<0.5.22'") from error
+        if requirement.marker or requirement.extras or requirement.url:
+            raise ValueError(f"{text!r}: only a name and a version range are meant")
+        return cls(requirement)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether the range has an upper bound."""
+        return any(part.operator in ("<", "<=", "==", "~=", "===") for part in self.requirement.specifier)
+
+    def place(self, version: Version) -> Place:
+        """Say where `version` stands; local parts (`+cu130`) do not count, pre-releases do."""
+        public = Version(version.public)
+        if self.requirement.specifier.contains(public, prereleases=True):
+            return Place.INSIDE
+        lower = SpecifierSet(",".join(str(part) for part in self.requirement.specifier if part.operator in (">", ">=")))
+        return Place.ABOVE if lower.contains(public, prereleases=True) else Place.BELOW
+
+    def __str__(self) -> str:
+        return f"{self.requirement.name}{self.requirement.specifier}"
+
+
+@dataclass
+class Environment:
+    """The surroundings of one process; cheap to make, and every look-up is done once.
+
+    Args:
+        versions: Version texts by distribution name that stand in for what is installed (for tests and for
+            asking about a version one does not have).
+    """
+
+    versions: dict[str, str | None] = field(default_factory=dict)
+
+    def version_text(self, distribution: str) -> str | None:
+        """Return the installed version as its metadata spells it, or None when it is not installed."""
+        if distribution not in self.versions:
+            try:
+                self.versions[distribution] = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                self.versions[distribution] = None
+        return self.versions[distribution]
+
+    def version(self, distribution: str) -> Version | None:
+        """Return the installed version, or None when it is absent or PEP 440 cannot place it.
+
+        A source checkout without tags calls itself `0.0.0.dev1+g…`: that is no version either.
+        """
+        text = self.version_text(distribution)
+        if text is None:
+            return None
+        try:
+            version = Version(text)
+        except InvalidVersion:
+            return None
+        return None if not any(version.release) else version
+
+    def place(self, window: Window) -> Place:
+        """Say where the installed version stands against `window`."""
+        name = window.requirement.name
+        if self.version_text(name) is None:
+            return Place.ABSENT
+        version = self.version(name)
+        return Place.UNKNOWN if version is None else window.place(version)
+
+    @property
+    def role(self) -> Role:
+        """What this process does; a child does not know before it has begun its work, and is a worker then."""
+        process = multiprocessing.current_process()
+        target = getattr(process, "_target", None)
+        if target is not None:
+            name = getattr(target, "__name__", "")
+            return _ROLE_OF_TARGET.get(name, Role.WORKER)
+        return Role.WORKER if self.is_child else Role.MAIN
+
+    @property
+    def is_child(self) -> bool:
+        """Whether multiprocessing started this process."""
+        return multiprocessing.parent_process() is not None or "--multiprocessing-fork" in sys.orig_argv
+
+    @cached_property
+    def cuda_devices(self) -> int:
+        """How many NVIDIA GPUs this process may use, asked of the driver; no CUDA context is made."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None and visible.split(",")[0].strip() in ("", "-1"):
+            return 0
+        with contextlib.suppress(OSError):
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            count = ctypes.c_uint()
+            if nvml.nvmlInit_v2() == 0:
+                try:
+                    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+                        return count.value
+                finally:
+                    nvml.nvmlShutdown()
+        return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+    @property
+    def sglang_plugins(self) -> frozenset[str] | None:
+        """The names in `SGLANG_PLUGINS`, or None when it is unset and SGLang loads every plugin."""
+        value = os.environ.get("SGLANG_PLUGINS", "")
+        names = frozenset(name.strip() for name in value.split(",") if name.strip())
+        return names or None

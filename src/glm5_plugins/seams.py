@@ -1,0 +1,179 @@
+"""Where each lifecycle hook is fired in each SGLang version: the one place with version knowledge of the host."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from glm5_plugins import arguments
+from glm5_plugins.patching import Patch, Stage
+
+if TYPE_CHECKING:
+    from glm5_plugins.bootstrap import Layer
+
+# Each goes around one call of the original: (layer, original, bound arguments, proceed).
+Around = Callable[["Layer", "dict[str, Any]", Callable[[], Any]], Any]
+
+
+def _parser_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    result = proceed()
+    if layer.manager.implements("glm5_server_args"):
+        arguments.add_where_absent(bound["parser"], layer.server_args)
+    return result
+
+
+def _engine_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    kwargs = bound.get("kwargs", {})
+    if layer.manager.implements("glm5_server_args"):
+        if "server_args" in kwargs:
+            layer.note("Engine(server_args=…) was given a finished record: plugins add no arguments to it")
+        else:
+            kwargs.update(layer.server_args(dict(kwargs)))
+    return proceed()
+
+
+def _logging_configured(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    result = proceed()
+    layer.logging_is_up()
+    return result
+
+
+def _launch(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    layer.reach(Stage.ARGUMENTS)
+    result = layer.manager.startup(bound["server_args"], proceed)
+    layer.reach(Stage.STARTUP)
+    return result
+
+
+def _model_load(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    layer.verify()
+    result = layer.manager.model_load(bound["self"], proceed)
+    layer.reach(Stage.MODEL_LOAD)
+    return result
+
+
+def _capture_decode(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    result = layer.manager.graph_capture(bound.get("model_runner", bound.get("self")), "decode", proceed)
+    layer.captured("decode")
+    return result
+
+
+def _capture_prefill(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    result = layer.manager.graph_capture(bound.get("model_runner", bound.get("self")), "prefill", proceed)
+    layer.captured("prefill")
+    return result
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One place in SGLang where a lifecycle step begins and ends.
+
+    Args:
+        step: What happens there; seams with one step are alternatives for different versions.
+        target: The function, as in `Patch.target`.
+        around: Runs in place of a call of the function.
+        needs: Parameters relied on.
+        requires: The versions that go through this function.
+        ends: What ended the window.
+    """
+
+    step: str
+    target: str
+    around: Around
+    needs: tuple[str, ...] = ()
+    requires: str = "sglang>=0.5.8"
+    ends: str = ""
+
+    def patch(self, layer: Layer) -> Patch:
+        """The patch that puts the layer around this function."""
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            signature = inspect.signature(original)
+
+            @functools.wraps(original)
+            def around(*args: Any, **kwargs: Any) -> Any:
+                bound = signature.bind(*args, **kwargs)
+                values: dict[str, Any] = dict(bound.arguments)
+                return self.around(layer, values, lambda: original(*bound.args, **bound.kwargs))
+
+            return around
+
+        return Patch(
+            target=self.target,
+            using=wrap,
+            reason=f"the layer goes around: {self.step}",
+            requires=self.requires,
+            ends=self.ends,
+            needs=self.needs,
+        )
+
+
+_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+
+SEAMS: tuple[Seam, ...] = (
+    Seam("logging", "sglang.srt.utils.common:configure_logger", _logging_configured),
+    Seam("arguments", "sglang.srt.server_args:ServerArgs.add_cli_args", _parser_made, needs=("parser",)),
+    Seam("engine", "sglang.srt.entrypoints.engine:Engine.__init__", _engine_made),
+    Seam(
+        "startup",
+        "sglang.srt.entrypoints.engine:_launch_subprocesses",
+        _launch,
+        needs=("server_args",),
+        requires="sglang>=0.5.8,<0.5.10",
+        ends="it became a class method of Engine in 0.5.10",
+    ),
+    Seam(
+        "startup",
+        "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
+        _launch,
+        needs=("server_args",),
+        requires="sglang>=0.5.10",
+    ),
+    Seam("model load", f"{_RUNNER}.load_model", _model_load),
+    Seam(
+        "decode capture",
+        f"{_RUNNER}.init_device_graphs",
+        _capture_decode,
+        requires="sglang>=0.5.8,<0.5.14",
+        ends="renamed init_decode_cuda_graph in 0.5.14",
+    ),
+    Seam(
+        "decode capture",
+        f"{_RUNNER}.init_decode_cuda_graph",
+        _capture_decode,
+        requires="sglang>=0.5.14,<0.5.16",
+        ends="start-up goes through cuda_graph_setup from 0.5.16; the method is left, and is not called",
+    ),
+    Seam(
+        "decode capture",
+        f"{_SETUP}:capture_decode_graph",
+        _capture_decode,
+        needs=("model_runner",),
+        requires="sglang>=0.5.16",
+    ),
+    Seam(
+        "prefill capture",
+        f"{_RUNNER}.init_piecewise_cuda_graphs",
+        _capture_prefill,
+        requires="sglang>=0.5.8,<0.5.14",
+        ends="renamed init_prefill_cuda_graph in 0.5.14",
+    ),
+    Seam(
+        "prefill capture",
+        f"{_RUNNER}.init_prefill_cuda_graph",
+        _capture_prefill,
+        requires="sglang>=0.5.14,<0.5.16",
+        ends="start-up goes through cuda_graph_setup from 0.5.16; the method is left, and is not called",
+    ),
+    Seam(
+        "prefill capture",
+        f"{_SETUP}:capture_prefill_graph",
+        _capture_prefill,
+        needs=("model_runner",),
+        requires="sglang>=0.5.16",
+    ),
+)
