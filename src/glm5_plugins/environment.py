@@ -73,8 +73,14 @@ class Window:
         return any(part.operator in ("<", "<=", "==", "~=", "===") for part in self.requirement.specifier)
 
     def place(self, version: Version) -> Place:
-        """Say where `version` stands; local parts (`+cu130`) do not count, pre-releases do."""
+        """Say where `version` stands; local parts (`+cu130`) do not count, pre-releases do.
+
+        A pre-release of a bound may or may not have the change that set the bound: that is unknown.
+        """
         public = Version(version.public)
+        bounds = {part.version for part in self.requirement.specifier}
+        if version.is_prerelease and version.base_version in bounds:
+            return Place.UNKNOWN
         if self.requirement.specifier.contains(public, prereleases=True):
             return Place.INSIDE
         lower = SpecifierSet(",".join(str(part) for part in self.requirement.specifier if part.operator in (">", ">=")))

@@ -281,12 +281,13 @@ class _Attribution:
             code = getattr(getattr(function, "__func__", function), "__code__", None)
             if code is not None:
                 owners[code] = plugin.name
+        # The innermost: pluggy throws an error through the wrappers around the one that raised it.
+        culprit = "?"
         frame = error.__traceback__
         while frame is not None:
-            if frame.tb_frame.f_code in owners:
-                return owners[frame.tb_frame.f_code]
+            culprit = owners.get(frame.tb_frame.f_code, culprit)
             frame = frame.tb_next
-        return "?"
+        return culprit
 
 
 def _origin(point: EntryPoint) -> str:

@@ -291,7 +291,13 @@ class Registry:
         return Verdict.WAITING, "its module is not imported in this process"
 
     def add(self, plugin: str, patch: Patch) -> Record:
-        """Judge a patch and apply it: at once if its module is loaded, else right after its import."""
+        """Judge a patch and apply it: at once if its module is loaded, else right after its import.
+
+        Adding the same patch of the same plugin again changes nothing.
+        """
+        for known in self.records:
+            if known.plugin == plugin and known.patch == patch:
+                return known
         record = Record(plugin, patch)
         self.records.append(record)
         record.settle(*self.judge(patch))
@@ -368,7 +374,8 @@ class Registry:
         search = rebinding.HolderSearch(own_modules, ours)
         for record, names in zip(applied, search.find([record._old for record in applied]), strict=True):
             patch = record.patch
-            found = [name for name in names if name not in patch.keep]
+            allowed = {*patch.keep, *_bases_that_define(record._site)}
+            found = [name for name in names if name not in allowed]
             replaced = self._replaced_by(record)
             if replaced:
                 record.settle(Verdict.CONFLICT, replaced)
@@ -427,6 +434,14 @@ class Registry:
         record._site.reset()
         rebinding.unbind(record._new, record._old, record.patch)
         record._site = record._old = record._new = None
+
+
+def _bases_that_define(site: Site | None) -> Iterator[str]:
+    """The base classes that a patched class inherited the attribute from: they rightly keep it."""
+    if site is not None and not site.owned and isinstance(site.holder, type):
+        for base in site.holder.__mro__:
+            if base is not site.holder and site.name in vars(base):
+                yield rebinding.class_attribute(base, site.name)
 
 
 def _own_modules(patch: Patch) -> set[str]:

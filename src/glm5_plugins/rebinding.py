@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from glm5_plugins.patching import Patch
 
+_CLASS_ATTRIBUTE = "class attribute "
+
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, module in list(sys.modules.items()):
@@ -178,23 +180,27 @@ class HolderSearch:
 
 def _name_class(owner: type, value: Any) -> str | None:
     names = [name for name, held in vars(owner).items() if held is value]
-    return f"class attribute {owner.__module__}:{owner.__qualname__}.{names[0]}" if names else None
+    return class_attribute(owner, names[0]) if names else None
+
+
+def class_attribute(owner: type, name: str) -> str:
+    """How a class attribute is named as a holder."""
+    return f"{_CLASS_ATTRIBUTE}{owner.__module__}:{owner.__qualname__}.{name}"
 
 
 def _whereabouts(item: Any, depth: int = 3) -> str | None:
     """`pkg.mod:name` of the global or class attribute that leads to `item` through containers, if any does."""
     for referrer in gc.get_referrers(item):
         if isinstance(referrer, type):
-            named = _name_class(referrer, item)
-            if named:
-                return named
+            if named := _name_class(referrer, item):
+                return named.removeprefix(_CLASS_ATTRIBUTE)
         elif isinstance(referrer, dict):
             names = [name for name, held in referrer.items() if held is item]
             for owner in gc.get_referrers(referrer):
                 if isinstance(owner, ModuleType) and owner.__dict__ is referrer and names:
                     return f"{owner.__name__}:{names[0]}"
                 if isinstance(owner, type) and names and owner.__dict__.get(names[0]) is item:
-                    return _name_class(owner, item)
+                    return f"{owner.__module__}:{owner.__qualname__}.{names[0]}"
             if depth and names and (outer := _whereabouts(referrer, depth - 1)):
                 return f"{outer}[{names[0]!r}]"
         elif isinstance(referrer, (list, tuple, set)) and depth:
