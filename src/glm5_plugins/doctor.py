@@ -261,7 +261,7 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
     at = ""
     if verdict is Verdict.WAITING:
         lacking = source.lacks(patch.target, patch.needs)
-        standing, reason = ("ready", "its target is there") if lacking is None else ("drifted", lacking)
+        standing, reason = ("ready", "its target is there") if lacking is None else ("drifted", lacking + _moved(patch))
         try:
             at = str(source.find(patch.target))
         except source.Missing as missing:
@@ -282,6 +282,11 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
         patch.upstream,
         patch.fate,
     )
+
+
+def _moved(patch: Patch) -> str:
+    places = source.elsewhere(patch.path[-1], patch.module)
+    return f"; `{patch.path[-1]}` is defined in {', '.join(places)}" if places else ""
 
 
 def _verdict(plugin: Plugin, patches: Sequence[PatchRow]) -> tuple[Standing, str]:

@@ -56,6 +56,7 @@ def test_the_verdict_follows_the_version(installation: Installation, version: st
         ("class Engine:\n    def start(self): ...\n", "does not take `warm`"),
         ("class Engine:\n    def begin(self): ...\n    def starts(self): ...\n", "did you mean `starts`?"),
         ("def make():\n    class Engine: ...\n", "`Engine` is a local of `make`"),
+        ("class Engine: ...\nclass Motor:\n    def start(self): ...\n", "; `start` is defined in engine/core.py:4"),
     ],
 )
 def test_a_target_that_moved_is_drifted(installation: Installation, engine: str, reason: str) -> None:
