@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,10 +27,8 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process ended and its pid may be somebody else's."""
         if self.alive:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
-            except ProcessLookupError:
-                pass
 
 
 def tree(root: int) -> list[Process]:

@@ -7,8 +7,8 @@ What it takes, per SGLang 0.5.9 – 0.5.23 on torch 2.13 without CUDA:
 - a preloaded libcudart up to SGLang 0.5.14, whose FlashInfer asks for one at import. Where the wheel
   nvidia-cuda-runtime is installed it is preloaded; the requirement files say which versions need it.
 
-On SIGTERM 0.5.23 ends with status 0; 0.5.9 kills its own tree, itself included, and may leave some of it behind.
-So `stop` ends whatever is left of the processes it saw below the one it started.
+On SIGTERM 0.5.23 ends with status 0; 0.5.9 kills its own tree, itself included, and may leave some of it
+behind. So `stop` ends whatever is left of the processes it saw below the one it started.
 """
 
 from __future__ import annotations
