@@ -47,19 +47,22 @@ VERSIONS: dict[str, tuple[str, list[str]]] = {
 # FlashInfer asks for a loaded libcudart at import; tests/support/server.py preloads this one.
 NEED_LIBCUDART = {"0.5.9", "0.5.11", "0.5.12", "0.5.14"}
 
-COMMON = """
-torch==2.13.0 triton numpy scipy einops compressed-tensors==0.18.0 gguf sentencepiece soundfile==0.13.1 pillow
-fastapi starlette uvicorn>=0.51 uvloop aiohttp requests python-multipart prometheus-client pyzmq>=25.1.2
-IPython dill jsonschema msgspec nvidia-ml-py orjson packaging partial_json_parser psutil pybase64 pydantic
-setproctitle setuptools tqdm
-""".split()
+# fmt: off
+COMMON = [
+    "torch==2.13.0", "triton", "numpy", "scipy", "einops", "compressed-tensors==0.18.0", "gguf", "sentencepiece",
+    "soundfile==0.13.1", "pillow", "fastapi", "starlette", "uvicorn>=0.51", "uvloop", "aiohttp", "requests",
+    "python-multipart", "prometheus-client", "pyzmq>=25.1.2", "IPython", "dill", "jsonschema", "msgspec",
+    "nvidia-ml-py", "orjson", "packaging", "partial_json_parser", "psutil", "pybase64", "pydantic", "setproctitle",
+    "setuptools", "tqdm",
+]
+# fmt: on
 OURS = ["pluggy", "pydantic-settings", "pytest"]
 
 HEADER = """\
 # Everything for a real SGLang {version} server on a CPU, pinned. Written by tools/refresh_requirements.py
-# on Python {python}. Install with `pip install --no-deps -r`: the list is complete, and the CUDA packages that
-# SGLang and FlashInfer ask for are left out on purpose. torch must be a CPU build: where pip's index offers
-# another, point PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL at PyTorch's CPU wheels.
+# on Python {python}. Install with `pip install --no-deps -r`: the list is complete, and the CUDA packages
+# that SGLang and FlashInfer ask for are left out on purpose. torch must be a CPU build: where pip's index
+# offers another, point PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL at PyTorch's CPU wheels.
 """
 
 

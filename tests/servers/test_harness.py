@@ -1,6 +1,5 @@
 """The harness, without our layer: it starts what is unmodified, and reports what can't start."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -27,8 +26,11 @@ def test_an_unmodified_server_answers(server: ServerProcess, sglang_version: str
 
 
 def test_nothing_of_ours_runs_unless_asked(server: ServerProcess) -> None:
-    """The layer may be installed here; without a GLM5_* variable it leaves no word in the log."""
-    assert "glm5" not in server.log_text().lower()
+    """The layer may be installed here; without a GLM5_* variable only SGLang's plugin loader names it."""
+    loader = ("plugin glm5 from group", "glm5 -> glm5_plugins:register")
+    ours = [line for line in server.log_text().splitlines() if "glm5" in line and not any(s in line for s in loader)]
+    assert ours == []
+    assert "Failed to" not in server.log_text()
 
 
 def test_the_process_tree_is_seen(server: ServerProcess) -> None:
@@ -49,7 +51,7 @@ def test_a_server_that_dies_at_start_up_is_reported_with_its_log(start_server: S
 
 def test_a_scheduler_that_dies_takes_the_server_with_it(start_server: StartServer) -> None:
     """SGLang's child processes fail on their own; the parent's end is what the harness reports."""
-    with pytest.raises(ServerError, match=r"(?s)ended with .*no_such_backend|ended with .*Error"):
+    with pytest.raises(ServerError, match=r"(?s)ended with .*No module named 'vllm'"):
         start_server(env={"SGLANG_USE_CPU_ENGINE": "0"}).__enter__()
 
 
@@ -66,15 +68,6 @@ def test_a_silent_server_is_ended_and_reported(start_server: StartServer, tmp_pa
 def test_stop_ends_every_process(start_server: StartServer) -> None:
     """Nothing is left behind, also by versions that forget their children."""
     with start_server() as server:
-        pids = [process.pid for process in server.processes()]
-        assert len(pids) >= 3
-    assert server.processes() == []
-    assert not any(_exists(pid) for pid in pids)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        processes = server.processes()
+        assert len(processes) >= 3
+    assert not any(process.alive for process in processes)

@@ -230,9 +230,7 @@ def _cpu_environment(python: Path) -> dict[str, str]:
         "no_proxy": "127.0.0.1",
     }
     # Not resolved: the python of a virtual environment is a link out of it.
-    runtimes = python.absolute().parent.parent.glob(
-        "lib/python3*/site-packages/nvidia/cu*/lib/libcudart.so.*"
-    )
+    runtimes = python.absolute().parent.parent.glob("lib/python3*/site-packages/nvidia/cu*/lib/libcudart.so.*")
     if runtime := next(runtimes, None):
         environment["LD_PRELOAD"] = str(runtime)
     return environment

@@ -31,9 +31,7 @@ class Missing:
         return Missing(f"{self._name}.{name}")
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            f"{self._name} is a stand-in: this machine runs without SGLang's CUDA kernels"
-        )
+        raise NotImplementedError(f"{self._name} is a stand-in: this machine runs without SGLang's CUDA kernels")
 
     def __repr__(self) -> str:
         return f"<missing {self._name}>"

@@ -27,9 +27,7 @@ class Dummy(type):
         return dummy(f"{cls.__qualname__}.{name}", cls.__module__)
 
     def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
-        raise NotImplementedError(
-            f"{cls.__module__}.{cls.__qualname__} is a stand-in: torchvision isn't here"
-        )
+        raise NotImplementedError(f"{cls.__module__}.{cls.__qualname__} is a stand-in: torchvision isn't here")
 
 
 def dummy(qualname: str, module: str) -> Any:
