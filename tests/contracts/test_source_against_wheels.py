@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
-from glm5_plugins.source import Definition, find
+from glm5_plugins.environment import Place, Window
+from glm5_plugins.seams import SEAMS
+from glm5_plugins.source import Definition, find, lacks
 
 WHEELS = Path(os.environ.get("GLM5_TEST_WHEELS", "nowhere"))
 ATLAS = Path(os.environ.get("GLM5_TEST_ATLAS", "nowhere"))
@@ -49,6 +52,15 @@ def test_every_known_place_is_found_on_its_line(root: Path) -> None:
             if (root / "sglang" / file, int(line)) not in bindings(found):
                 wrong.append(f"{dotted}: {place}, found {found}")
     assert wrong == []
+
+
+@pytest.mark.skipif(not SGLANG, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", SGLANG, ids=lambda root: root.name)
+def test_every_seam_of_the_version_is_there(root: Path) -> None:
+    version = Version(root.name.removeprefix("sg-"))
+    here = [seam for seam in SEAMS if Window.parse(seam.requires).place(version) is Place.INSIDE]
+    assert {seam.step for seam in here} == {seam.step for seam in SEAMS}
+    assert [lacks(seam.target, seam.needs, [root]) for seam in here] == [None] * len(here)
 
 
 @pytest.mark.skipif(not FLASHINFER, reason="needs GLM5_TEST_WHEELS")
