@@ -12,6 +12,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from glm5_plugins import Environment, Patch, hookimpl
+from glm5_plugins.environment import Place, Window
+
+_WINDOW = "sglang>=0.5.8,<0.5.22"
+_COMPILING_RUNNERS = (
+    "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
+    "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
+)
 
 
 def _allow_breaks(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,6 +40,17 @@ def _where_it_corrupts(env: Environment) -> str | None:
     )
 
 
+def _why_not_needed(env: Environment) -> str | None:
+    """Decide by symbols where the version cannot: builds from source, and forks."""
+    if env.place(Window.parse(_WINDOW)) is not Place.UNKNOWN:
+        return None
+    from glm5_plugins import source
+
+    if all(source.lacks(target) for target in _COMPILING_RUNNERS):
+        return "this SGLang has no prefill graph that torch.compile makes, so nothing asks for fullgraph"
+    return None
+
+
 @hookimpl
 def glm5_patches() -> Iterator[Patch]:
     """Force the argument at the one function that all versions go through."""
@@ -40,9 +58,10 @@ def glm5_patches() -> Iterator[Patch]:
         target="sglang.srt.compilation.compile:install_torch_compiled",
         using=_allow_breaks,
         reason="graph breaks are allowed; SGLang compiles with fullgraph=True",
-        requires="sglang>=0.5.8,<0.5.22",
+        requires=_WINDOW,
         ends="the prefill graph is no longer compiled by torch.compile (from 0.5.22), so nothing asks for fullgraph",
         needs=("fullgraph",),
+        unless=_why_not_needed,
         refuse=_where_it_corrupts,
         upstream="sglang/srt/compilation/compile.py, install_torch_compiled",
         fate="delete when the oldest supported SGLang is 0.5.22",

@@ -264,11 +264,4 @@ def _lacking(patch: Patch) -> str | None:
     """What the installed source lacks of a patch's target; nothing of it is imported."""
     from glm5_plugins import source
 
-    try:
-        definition = source.find(patch.target)
-    except source.Missing as missing:
-        return str(missing) if missing.certain else None
-    if definition.parameters is None:
-        return None
-    lacking = [name for name in patch.needs if definition.parameter(name) is None]
-    return f"{patch.target} no longer takes {', '.join(map(repr, lacking))}" if lacking else None
+    return source.lacks(patch.target, patch.needs)

@@ -203,9 +203,8 @@ def _whereabouts(item: Any, depth: int = 3) -> str | None:
                     return f"{owner.__module__}:{owner.__qualname__}.{names[0]}"
             if depth and names and (outer := _whereabouts(referrer, depth - 1)):
                 return f"{outer}[{names[0]!r}]"
-        elif isinstance(referrer, (list, tuple, set)) and depth:
-            if outer := _whereabouts(referrer, depth - 1):
-                return outer
+        elif isinstance(referrer, (list, tuple, set)) and depth and (outer := _whereabouts(referrer, depth - 1)):
+            return outer
     return None
 
 

@@ -50,7 +50,8 @@ DRIVER = """
     patches = [Patch(T + name, wrap, "test") for name in
                ("function", "Thing.method", "Thing.static", "Thing.made", "Thing.prop", "Thing.inherited")]
     patches += [Patch(T + name, wrap_async, "test") for name in ("coroutine", "Thing.later")]
-    patches += [Patch(T + "FLAG", False, "test", kind=Kind.REPLACE), Patch(T + "LIMITS", {"a": 2}, "test", kind=Kind.REPLACE)]
+    patches += [Patch(T + name, value, "test", kind=Kind.REPLACE) for name, value in
+                (("FLAG", False), ("LIMITS", {"a": 2}))]
     registry = Registry(Environment())
     applied = False
     for step in sys.argv[1].split(","):

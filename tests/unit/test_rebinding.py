@@ -55,7 +55,7 @@ def apply(package):
 )
 def test_a_holder_that_cannot_be_rebound_makes_the_patch_not_effective(apply, source, holder):
     """Case 7 of the field."""
-    record, target, _, records = apply(source)
+    record, _, _, records = apply(source)
     assert record.verdict is Verdict.FAILED
     assert record.reason == f"not effective: pkg_r.target:f as it was is still held by {holder}"
     records.restore()
@@ -72,7 +72,7 @@ def test_from_imports_are_rebound_and_named_nowhere(apply):
 
 def test_a_deliberate_stash_is_kept_and_does_not_recurse(apply):
     source = "from pkg_r.target import f as _raw\nfrom pkg_r.target import f\ndef public(x): return _raw(x)"
-    record, target, holder, records = apply(
+    record, _, holder, records = apply(
         source, using=lambda old: lambda x: ("patched", __import__("pkg_r.holder").holder.public(x)),
         keep=("pkg_r.holder:_raw",),
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_deliberate_stash_is_kept_and_does_not_recurse(apply):
 
 def test_without_keep_the_stash_would_recurse_for_ever(apply):
     source = "from pkg_r.target import f as _raw\ndef public(x): return _raw(x)"
-    _, target, holder, records = apply(source, using=lambda old: lambda x: __import__("pkg_r.holder").holder.public(x))
+    _, target, _, records = apply(source, using=lambda old: lambda x: __import__("pkg_r.holder").holder.public(x))
     with pytest.raises(RecursionError):
         target.f(1)
     records.restore()

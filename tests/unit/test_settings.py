@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from glm5_plugins.settings.model import HostSettings, read, variables_of
 
 from glm5_plugins import PluginSettings
 from glm5_plugins.bootstrap import check_variables
 from glm5_plugins.errors import ConfigurationError
-from glm5_plugins.settings.model import HostSettings, read, variables_of
 
 
 class Options(PluginSettings, plugin="fp4_warmup"):
