@@ -123,17 +123,23 @@ def rules_for(version: str, parameters: Sequence[str] = ()) -> LayoutRules:
     Raises:
         LayoutError: the version says nothing and no parameters were given.
     """
-    try:
-        release = Version(version).base_version
-    except InvalidVersion:
-        release = "0"
-    if any(Version(release).release):
-        return next(rules for rules in LAYOUT_RULES if release in SpecifierSet(rules.flashinfer))
+    released = release(version)
+    if released is not None:
+        return next(rules for rules in LAYOUT_RULES if released in SpecifierSet(rules.flashinfer))
     if not parameters:
         raise LayoutError(
             f"FlashInfer {version!r} has no release number, and no parameters to decide by were given"
         )
     return next(rules for rules in reversed(LAYOUT_RULES) if not rules.marker or rules.marker in parameters)
+
+
+def release(version: str) -> str | None:
+    """Return the release a version belongs to, or None if it names none (`0.0.0.dev1`, `unknown`)."""
+    try:
+        released = Version(version)
+    except InvalidVersion:
+        return None
+    return released.base_version if any(released.release) else None
 
 
 def round_up(value: int, multiple: int) -> int:
