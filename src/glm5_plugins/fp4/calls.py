@@ -96,11 +96,7 @@ def _refuse_cute_dsl(arguments: Arguments, input: torch.Tensor, layout: ScaleLay
     """
     if arguments.get("backend") != "cute-dsl":
         return
-    if (
-        input.dim() != 2
-        or layouts.is_column_major(input.stride())
-        or layout is not ScaleLayout.SWIZZLED_128X4
-    ):
+    if input.dim() != 2 or layouts.is_column_major(input.stride()) or layout is not ScaleLayout.SWIZZLED_128X4:
         raise Unrepresentable(
             "backend='cute-dsl' is known to return the shapes of backend='cuda' only for a row-major matrix "
             f"and 128x4 scales; got shape {tuple(input.shape)}, stride {input.stride()} and {layout.name}"

@@ -127,9 +127,7 @@ def rules_for(version: str, parameters: Sequence[str] = ()) -> LayoutRules:
     if released is not None:
         return next(rules for rules in LAYOUT_RULES if released in SpecifierSet(rules.flashinfer))
     if not parameters:
-        raise LayoutError(
-            f"FlashInfer {version!r} has no release number, and no parameters to decide by were given"
-        )
+        raise LayoutError(f"FlashInfer {version!r} has no release number, and no parameters to decide by were given")
     return next(rules for rules in reversed(LAYOUT_RULES) if not rules.marker or rules.marker in parameters)
 
 
@@ -202,9 +200,7 @@ def quantized(
     if len(shape) < 2:
         raise LayoutError(f"fp4_quantize needs at least 2 dimensions, got shape {tuple(shape)}")
     if vector_size not in VECTOR_SIZES:
-        raise LayoutError(
-            f"fp4_quantize knows the vector sizes {VECTOR_SIZES}, got sf_vec_size={vector_size}"
-        )
+        raise LayoutError(f"fp4_quantize knows the vector sizes {VECTOR_SIZES}, got sf_vec_size={vector_size}")
     column_major = is_column_major(stride)
     leading = tuple(shape[:-2])
     rows, k = (shape[-1], shape[-2]) if column_major else (shape[-2], shape[-1])
@@ -281,9 +277,7 @@ def grouped(groups: int, rows: int, k: int) -> Quantized:
     """
     vector = VECTOR_SIZES[0]
     if k % vector != 0 or k == 0:
-        raise LayoutError(
-            f"grouped NVFP4 quantisation needs K to be a positive multiple of {vector}, got K={k}"
-        )
+        raise LayoutError(f"grouped NVFP4 quantisation needs K to be a positive multiple of {vector}, got K={k}")
     tile = ScaleLayout.SWIZZLED_128X4.value
     packed = contiguous((groups, rows, k // VALUES_PER_BYTE))
     row_tiles = round_up(rows, tile) // tile

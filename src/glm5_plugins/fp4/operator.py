@@ -12,6 +12,9 @@ empty outputs without a launch, and that an input the kernels cannot take is exp
 unless the PyTorch reference was asked for. An argument that cannot pass an operator is refused, never
 dropped.
 
+The replacement calls the operator wherever something watches: a compiler, a dispatch mode, a fake tensor. In plain
+eager code it runs what the operator runs on CUDA, without torch's dispatcher.
+
 Where the bound function is FlashInfer's bare Python (0.6.1 to 0.6.8.post1, at log level 0), the first call on
 each device goes through it, with all its checks; later calls go straight to the kernel function that it would
 look up again.
@@ -33,6 +36,7 @@ from typing import Any
 
 import torch
 from packaging.specifiers import SpecifierSet
+from torch._library import custom_ops
 
 from glm5_plugins.fp4.calls import Call, Outputs, Unrepresentable
 from glm5_plugins.fp4.layouts import LayoutRules, release, rules_for
@@ -99,12 +103,10 @@ class Operator:
         owner = registered_by(self.qualified_name)
         if owner is not None:
             raise OperatorConflict(
-                f"the torch operator {self.qualified_name} is already registered at {owner}; it is not "
+                f"the torch operator {self.qualified_name} is already registered by {owner}; it is not "
                 "replaced. Remove whatever registers it, or this plugin"
             )
-        _BOUND[self.qualified_name] = _Bound(
-            self.qualified_name, self.call, signature, schema, function, rules
-        )
+        _BOUND[self.qualified_name] = _Bound(self.qualified_name, self.call, signature, schema, function, rules)
 
     @property
     def bound(self) -> _Bound:
@@ -200,9 +202,7 @@ class _Signature:
         for name, parameter in whole.parameters.items():
             if name in call.refused:
                 if parameter.default is inspect.Parameter.empty:
-                    raise SignatureMismatch(
-                        f"{_describe(function)} has no default for {name}: {call.refused[name]}"
-                    )
+                    raise SignatureMismatch(f"{_describe(function)} has no default for {name}: {call.refused[name]}")
                 refused[name] = call.refused[name]
                 continue
             enum = type(parameter.default) if isinstance(parameter.default, Enum) else None
@@ -233,6 +233,7 @@ class _Bound:
         replacement: see `Operator.replacement`.
         overload: the torch `OpOverload`.
         schema: without namespace.
+        takes_shortcut: calls go straight to the kernel function after the first one on a device.
     """
 
     def __init__(
@@ -265,13 +266,14 @@ class _Bound:
         self._library.impl(name, self.on_cpu, "CPU")
         torch.library.register_fake(qualified_name, self.on_fake, lib=self._library)
         self.overload = getattr(getattr(torch.ops, namespace), name).default
-        self.replacement = _write_replacement(call, signature, self.overload, qualified_name)
+        self.replacement = _write_replacement(self, signature)
 
     def rebind(self, function: Callable[..., Any], rules: LayoutRules) -> None:
         """Call another function of the same signature from now on."""
         self.function = function
         self.rules = rules
         shortcut = self.call.shortcut(function, rules) if self.call.shortcut else None
+        self.takes_shortcut = shortcut is not None
         self._kernel = shortcut or self._by_keyword
 
     def on_cuda(self, subject: torch.Tensor, *arguments: Any) -> Any:
@@ -320,26 +322,26 @@ _BOUND: dict[str, _Bound] = {}
 
 
 def registered_by(qualified_name: str) -> str | None:
-    """Return where an operator was registered, or None if there is none of that name."""
+    """Return who registered an operator, or None if there is none of that name."""
     namespace, name = qualified_name.split("::")
     if not hasattr(getattr(torch.ops, namespace), name):
         return None
+    definition = custom_ops.OPDEFS.get(qualified_name)
+    if definition is not None:  # for these, the dispatcher names a file of torch
+        function = definition._init_fn
+        return f"{function.__module__}.{function.__qualname__} (torch.library.custom_op)"
     dump: str = torch._C._dispatch_dump(qualified_name)  # the only place that tells who registered
     _, _, rest = dump.partition("registered at ")
     return rest.partition("\n")[0] or "an unknown place"
 
 
-def _rules(
-    call: Call, function: Callable[..., Any], version: str | None, signature: _Signature
-) -> LayoutRules:
+def _rules(call: Call, function: Callable[..., Any], version: str | None, signature: _Signature) -> LayoutRules:
     if version is None:
         package = inspect.unwrap(function).__module__.partition(".")[0]
         version = str(getattr(sys.modules.get(package), "__version__", "unknown"))
     released = release(version)
     if released is not None and released not in SpecifierSet(call.flashinfer):
-        raise SignatureMismatch(
-            f"{call.upstream} is described for FlashInfer {call.flashinfer}, not {version}"
-        )
+        raise SignatureMismatch(f"{call.upstream} is described for FlashInfer {call.flashinfer}, not {version}")
     return rules_for(version, tuple(signature.whole.parameters))
 
 
@@ -352,13 +354,13 @@ def _tags() -> tuple[torch.Tag, ...]:
     return (torch.Tag.pt2_compliant_tag, strides)
 
 
-def _write_replacement(
-    call: Call, signature: _Signature, overload: Any, qualified_name: str
-) -> Callable[..., Any]:
+def _write_replacement(bound: _Bound, signature: _Signature) -> Callable[..., Any]:
     """Write a function with the upstream signature, as `dataclasses` writes `__init__`.
 
-    Binding `*args, **kwargs` at each call would cost time and could not be traced.
+    Binding `*args, **kwargs` at each call would cost time and could not be traced. Dynamo folds `_compiling()`, so what
+    it traces is the call of the operator; a plain CUDA tensor in eager code skips torch's dispatcher.
     """
+    call, qualified_name = bound.call, bound.qualified_name
     parameters = []
     defaults: dict[str, Any] = {}
     for name, parameter in signature.whole.parameters.items():
@@ -370,13 +372,20 @@ def _write_replacement(
             defaults[f"_default_{name}"] = parameter.default
             parameters.append(f"{name}=_default_{name}")
     lines = [
-        f"def make(_operator, _refuse, {', '.join(defaults)}):",
+        f"def make(_compiling, _modes, _Tensor, _on_cuda, _operator, _refuse, {', '.join(defaults)}):",
         f"    def {call.name}({', '.join(parameters)}):",
     ]
     for name in signature.refused:
         lines += [f"        if {name} is not _default_{name}:", f"            _refuse({name!r}, {name})"]
-    passed = [f"{item.name}.value" if item.enum else item.name for item in signature.passed]
-    lines += [f"        return _operator({', '.join(passed)})", f"    return {call.name}", ""]
+    subject = signature.passed[0].name
+    passed = ", ".join(f"{item.name}.value" if item.enum else item.name for item in signature.passed)
+    lines += [
+        f"        if not _compiling() and type({subject}) is _Tensor and {subject}.is_cuda and not _modes():",
+        f"            return _on_cuda({passed})",
+        f"        return _operator({passed})",
+        f"    return {call.name}",
+        "",
+    ]
 
     def refuse(name: str, value: Any) -> None:
         raise Unrepresentable(
@@ -389,11 +398,17 @@ def _write_replacement(
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     scope: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), scope)
-    replacement: Callable[..., Any] = scope["make"](overload, refuse, **defaults)
-    replacement.__module__ = __name__
-    replacement.__doc__ = (
-        f"Call the torch operator `{qualified_name}` with the arguments of `{call.upstream}`."
+    replacement: Callable[..., Any] = scope["make"](
+        torch.compiler.is_compiling,
+        torch._C._len_torch_dispatch_stack,
+        torch.Tensor,
+        bound.on_cuda,
+        bound.overload,
+        refuse,
+        **defaults,
     )
+    replacement.__module__ = __name__
+    replacement.__doc__ = f"Call the torch operator `{qualified_name}` with the arguments of `{call.upstream}`."
     return replacement
 
 

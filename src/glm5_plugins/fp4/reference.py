@@ -126,9 +126,7 @@ def swizzle(scales: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
     padded_rows, padded_columns = round_up(rows, layout.value), round_up(columns, TILE_COLUMNS)
     padded = torch.nn.functional.pad(scales, (0, padded_columns - columns, 0, padded_rows - rows))
     if layout is ScaleLayout.SWIZZLED_8X4:
-        tiles = padded.view(padded_rows // 8, 8, padded_columns // TILE_COLUMNS, TILE_COLUMNS).permute(
-            0, 2, 1, 3
-        )
+        tiles = padded.view(padded_rows // 8, 8, padded_columns // TILE_COLUMNS, TILE_COLUMNS).permute(0, 2, 1, 3)
     else:
         tiles = padded.view(padded_rows // 128, 4, 32, padded_columns // TILE_COLUMNS, TILE_COLUMNS)
         tiles = tiles.permute(0, 3, 2, 1, 4)
@@ -222,9 +220,7 @@ def dequantize(
         float32 `(M, K)`.
     """
     rows, columns = packed.shape[0], packed.shape[1] * 2 // vector_size
-    grid = torch.tensor(
-        [*E2M1_VALUES, *(-value for value in E2M1_VALUES)], dtype=torch.float32, device=packed.device
-    )
+    grid = torch.tensor([*E2M1_VALUES, *(-value for value in E2M1_VALUES)], dtype=torch.float32, device=packed.device)
     codes = torch.stack((packed & 0xF, packed >> 4), dim=-1).reshape(rows, columns, vector_size)
     bytes_ = unswizzle(scales.reshape(-1), rows, columns, layout)
     factors = bytes_.view(torch.float8_e8m0fnu if ue8m0 else torch.float8_e4m3fn).to(torch.float32)
@@ -247,21 +243,15 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
         TypeError: another dtype.
     """
     if unswizzled_sf.dtype not in (torch.uint8, torch.bfloat16):
-        raise TypeError(
-            f"block_scale_interleave takes torch.uint8 or torch.bfloat16, got {unswizzled_sf.dtype}"
-        )
+        raise TypeError(f"block_scale_interleave takes torch.uint8 or torch.bfloat16, got {unswizzled_sf.dtype}")
     if unswizzled_sf.dim() not in (2, 3):
-        raise LayoutError(
-            f"block_scale_interleave needs 2 or 3 dimensions, got shape {tuple(unswizzled_sf.shape)}"
-        )
+        raise LayoutError(f"block_scale_interleave needs 2 or 3 dimensions, got shape {tuple(unswizzled_sf.shape)}")
     experts = unswizzled_sf.unsqueeze(0) if unswizzled_sf.dim() == 2 else unswizzled_sf
     swizzled = [swizzle(expert, ScaleLayout.SWIZZLED_128X4) for expert in experts]
     return torch.cat(swizzled) if swizzled else unswizzled_sf.new_empty((0,))
 
 
-def _scale(
-    global_scale: torch.Tensor | None, matrix: torch.Tensor, ue8m0: bool, inversed: bool
-) -> torch.Tensor:
+def _scale(global_scale: torch.Tensor | None, matrix: torch.Tensor, ue8m0: bool, inversed: bool) -> torch.Tensor:
     """Return g as float32 `(1, 1)` or `(rows, 1)`."""
     if global_scale is None:
         if not ue8m0:

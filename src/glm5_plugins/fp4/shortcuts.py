@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from glm5_plugins.fp4.layouts import TILE_COLUMNS, VECTOR_SIZES, LayoutRules, is_column_major, round_up
+from glm5_plugins.fp4.layouts import TILE_COLUMNS, VECTOR_SIZES, LayoutRules, round_up
 
 _KERNEL_PARAMETERS = (
     "input",
@@ -71,12 +71,13 @@ def fp4_quantize(function: Callable[..., Any], rules: LayoutRules) -> Callable[.
     ) -> tuple[torch.Tensor, torch.Tensor]:
         device = input.get_device()
         known = kernels.get(device)
+        k = input.size(-1)
         if (
             known is None
             or backend != "cuda"
             or sf_vec_size not in VECTOR_SIZES
-            or input.shape[-1] % sf_vec_size
-            or is_column_major(input.stride())
+            or k % sf_vec_size
+            or input.stride(-2) == 1  # column-major
         ):
             named: dict[str, Any] = {"backend": backend} if has_backend else {}
             outputs: tuple[torch.Tensor, torch.Tensor] = function(
@@ -102,7 +103,7 @@ def fp4_quantize(function: Callable[..., Any], rules: LayoutRules) -> Callable[.
             is_sf_8x4_layout,
             supports_pdl if enable_pdl is None else enable_pdl,
         )
-        columns = input.shape[-1] // sf_vec_size
+        columns = k // sf_vec_size
         if is_sf_swizzled_layout and rules.pads_scale_columns:
             columns = round_up(columns, TILE_COLUMNS)
         return packed, scales.view(-1, columns)

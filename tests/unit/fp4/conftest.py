@@ -2,7 +2,6 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ import torch
 
 from glm5_plugins.fp4.calls import FP4_QUANTIZE, Call
 from glm5_plugins.fp4.operator import Operator
-
-sys.path.insert(0, str(Path(__file__).parent))
-import upstream
+from tests.unit.fp4 import upstream
 
 _numbers = itertools.count()
 

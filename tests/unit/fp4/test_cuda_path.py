@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-import upstream
 
 from glm5_plugins.fp4.layouts import LayoutError
+from tests.unit.fp4 import upstream
 
 INPUT, SCALE = torch.zeros(4, 64, dtype=torch.bfloat16), torch.ones(1)
 
@@ -50,9 +50,7 @@ def test_an_upstream_assertion_is_explained(new_operator):
 
 
 def test_other_upstream_errors_pass_untouched(new_operator):
-    def fp4_quantize(
-        input, global_scale=None, sf_vec_size=16, is_sf_swizzled_layout=True, is_sf_8x4_layout=False
-    ):
+    def fp4_quantize(input, global_scale=None, sf_vec_size=16, is_sf_swizzled_layout=True, is_sf_8x4_layout=False):
         raise ZeroDivisionError("theirs")
 
     with pytest.raises(ZeroDivisionError, match="theirs"):
@@ -78,9 +76,7 @@ def kernel_calls():
 
 
 @pytest.mark.parametrize("version", ["0.6.3", "0.6.8"])
-def test_the_first_call_goes_through_the_function_and_later_ones_straight_to_the_kernel(
-    new_operator, version
-):
+def test_only_the_first_call_on_a_device_goes_through_the_loader(new_operator, version):
     kernel, seen = kernel_calls()
     function, log = upstream.with_loader(upstream.VERSIONS[version], kernel)
     operator = new_operator(version, function=function)

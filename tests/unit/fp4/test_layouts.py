@@ -84,9 +84,7 @@ def test_one_dimension_and_odd_vector_sizes_are_refused():
 @pytest.mark.parametrize("layout", list(ScaleLayout))
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (8, 4), (130, 5), (256, 8)])
 def test_offsets_are_distinct_and_inside_the_buffer(layout, rows, columns):
-    places = {
-        layouts.offset(row, column, columns, layout) for row in range(rows) for column in range(columns)
-    }
+    places = {layouts.offset(row, column, columns, layout) for row in range(rows) for column in range(columns)}
     size = rows * columns if layout is LINEAR else layouts.swizzled_size(rows, columns, layout)
     assert len(places) == rows * columns
     assert max(places) < size

@@ -1,10 +1,11 @@
 """Eager behaviour on CPU and in `opcheck`: the fake agrees with the reference in every layout."""
 
+import enum
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
-import upstream
 
 from glm5_plugins.fp4 import reference
 from glm5_plugins.fp4.calls import (
@@ -17,6 +18,7 @@ from glm5_plugins.fp4.calls import (
 )
 from glm5_plugins.fp4.layouts import LayoutError
 from glm5_plugins.fp4.operator import NoKernel
+from tests.unit.fp4 import upstream
 
 LAYOUTS = list(itertools.product([True, False], [True, False]))
 FORMATS = [(16, False), (32, True)]
@@ -29,9 +31,7 @@ def values(*shape, column_major=False):
 
 def test_cpu_refuses_unless_the_reference_was_asked_for(new_operator):
     operator = new_operator(reference=False)
-    with pytest.raises(
-        NoKernel, match=r"called with CPU tensors; flashinfer:fp4_quantize runs on CUDA only.*allow_reference"
-    ):
+    with pytest.raises(NoKernel, match=r"called with CPU tensors; flashinfer:fp4_quantize runs on CUDA only"):
         operator.replacement(values(4, 64), torch.ones(1))
     operator.allow_reference()
     operator.replacement(values(4, 64), torch.ones(1))
@@ -73,10 +73,8 @@ def test_opcheck_notices_a_fake_with_the_linear_shape(new_operator):
     def linear(arguments, rules):
         return call.plan({**arguments, "is_sf_swizzled_layout": False}, rules)
 
-    from dataclasses import replace
-
     operator = new_operator(call=replace(call, plan=linear))
-    with pytest.raises(Exception, match="shape|Shape|sizes"):
+    with pytest.raises(Exception, match=r"[Ss]hape|sizes"):
         torch.library.opcheck(operator.overload, (values(5, 128), torch.ones(1)))
 
 
@@ -96,9 +94,7 @@ def test_zero_rows_give_empty_outputs(new_operator, device):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_odd_columns_are_refused_clearly(new_operator, device):
-    with pytest.raises(
-        LayoutError, match=r"K to be a positive multiple of sf_vec_size=16.*\(4, 40\) has K=40"
-    ):
+    with pytest.raises(LayoutError, match=r"positive multiple of sf_vec_size=16.*\(4, 40\) has K=40"):
         new_operator().replacement(values(4, 40).to(device), torch.ones(1, device=device))
 
 
@@ -114,7 +110,7 @@ def test_column_major_strides(new_operator, device):
 def test_a_recipe_object_is_refused_whatever_it_says(new_operator):
     operator = new_operator("0.7.2")
     for recipe in (None, object()):
-        with pytest.raises(Unrepresentable, match="cannot carry nvfp4_4over6=.*configuration object"):
+        with pytest.raises(Unrepresentable, match=r"cannot carry nvfp4_4over6=.*configuration object"):
             operator.replacement(values(4, 64), torch.ones(1), nvfp4_4over6=recipe)
     operator.replacement(values(4, 64), torch.ones(1), nvfp4_4over6=upstream.UNSET)
 
@@ -153,7 +149,7 @@ def test_fired_and_traced_are_counted(new_operator):
     assert (operator.fired, operator.traced) == (1, 1)
 
 
-class Layout(__import__("enum").Enum):
+class Layout(enum.Enum):
     """Values of FlashInfer's SfLayout."""
 
     layout_128x4 = 0
@@ -195,9 +191,7 @@ def test_an_enumeration_passes_by_value(new_operator, layout):
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 130, 6), (0, 8, 4)])
 def test_interleave_is_an_operator_of_one_output(new_operator, shape):
-    operator = new_operator(
-        call=BLOCK_SCALE_INTERLEAVE, function=lambda unswizzled_sf, *, out=None: unswizzled_sf
-    )
+    operator = new_operator(call=BLOCK_SCALE_INTERLEAVE, function=lambda unswizzled_sf, *, out=None: unswizzled_sf)
     scales = torch.randint(0, 256, shape, dtype=torch.uint8)
     torch.library.opcheck(operator.overload, (scales,))
     assert torch.equal(operator.replacement(scales), reference.block_scale_interleave(scales))
@@ -210,9 +204,7 @@ def test_grouped_and_kv_shapes(new_operator):
         call=SILU_AND_MUL_NVFP4_EXPERTS_QUANTIZE, function=lambda a, mask, a_global_sf: None, reference=False
     )
     meta = {"device": "meta"}
-    packed, scales = grouped.replacement(
-        torch.empty(2, 130, 192, **meta), torch.ones(2, **meta), torch.ones(2, **meta)
-    )
+    packed, scales = grouped.replacement(torch.empty(2, 130, 192, **meta), torch.ones(2, **meta), torch.ones(2, **meta))
     assert (packed.shape, packed.stride()) == ((130, 48, 2), (48, 1, 130 * 48))
     assert (scales.shape, scales.dtype) == ((32, 4, 2, 4, 2, 2), torch.float8_e4m3fn)
     kv = new_operator(call=NVFP4_KV_QUANTIZE, function=lambda input, global_scale: None, reference=False)

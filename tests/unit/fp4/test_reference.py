@@ -79,9 +79,7 @@ def test_dequantising_is_within_half_a_step(vector, ue8m0, layout):
         "is_sf_8x4_layout": layout is ScaleLayout.SWIZZLED_8X4,
     }
     packed, scales = reference.fp4_quantize(values, g, vector, ue8m0, **flags)
-    back = reference.dequantize(
-        packed, scales, None if ue8m0 else g, vector_size=vector, ue8m0=ue8m0, layout=layout
-    )
+    back = reference.dequantize(packed, scales, None if ue8m0 else g, vector_size=vector, ue8m0=ue8m0, layout=layout)
     largest = values.float().reshape(40, -1, vector).abs().amax(-1, keepdim=True)
     error = (back - values.float()).reshape(40, -1, vector).abs()
     # The widest gap of E2M1 is 2 (4 to 6); a scale rounded down by 1/16 may also cut the largest element.
@@ -89,9 +87,7 @@ def test_dequantising_is_within_half_a_step(vector, ue8m0, layout):
 
 
 def test_values_that_fit_come_back_exactly():
-    row = torch.tensor([*reference.E2M1_VALUES, *(-value for value in reference.E2M1_VALUES)]).to(
-        torch.bfloat16
-    )
+    row = torch.tensor([*reference.E2M1_VALUES, *(-value for value in reference.E2M1_VALUES)]).to(torch.bfloat16)
     packed, scales = reference.fp4_quantize(row.repeat(3, 4), torch.ones(1))
     assert torch.equal(reference.dequantize(packed, scales, torch.ones(1)), row.repeat(3, 4).float())
 
@@ -190,9 +186,7 @@ def test_inverse_and_row_wise_global_scales():
     values = matrix(4, 64)
     g = torch.tensor([1.0, 2.0, 4.0, 8.0])
     packed, scales = reference.fp4_quantize(values, g, is_sf_swizzled_layout=False)
-    inverse = reference.fp4_quantize(
-        values, 1 / g, is_sf_swizzled_layout=False, is_global_scale_inversed=True
-    )
+    inverse = reference.fp4_quantize(values, 1 / g, is_sf_swizzled_layout=False, is_global_scale_inversed=True)
     assert torch.equal(packed, inverse[0])
     assert torch.equal(scales, inverse[1])
     for row in range(4):

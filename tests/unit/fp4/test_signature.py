@@ -4,11 +4,11 @@ import inspect
 
 import pytest
 import torch
-import upstream
 
 from glm5_plugins.fp4.calls import NVFP4_QUANTIZE
 from glm5_plugins.fp4.layouts import LAYOUT_RULES
 from glm5_plugins.fp4.operator import SignatureMismatch
+from tests.unit.fp4 import upstream
 
 HEAD = (
     "fp4_quantize(Tensor input, Tensor? global_scale=None, int sf_vec_size=16, bool sf_use_ue8m0=False, "
@@ -19,7 +19,8 @@ SCHEMAS = {
     "0.6.8": 'bool? enable_pdl=None, str backend="cuda"',
     "0.6.12": 'bool is_global_scale_inversed=False, bool? enable_pdl=None, str backend="cuda"',
     "0.7.2": 'bool is_global_scale_inversed=False, bool? enable_pdl=None, str backend="cuda"',
-    "0.7.4": 'bool is_global_scale_inversed=False, bool? enable_pdl=None, str backend="auto", bool batch_invariant=False',
+    "0.7.4": 'bool is_global_scale_inversed=False, bool? enable_pdl=None, str backend="auto", '
+    "bool batch_invariant=False",
 }
 
 

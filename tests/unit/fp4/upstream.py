@@ -1,4 +1,4 @@
-"""Stand-ins with the signatures of FlashInfer's `fp4_quantize`, by version; they record what they were called with."""
+"""Stand-ins with the signatures of FlashInfer's `fp4_quantize`, by version; they record their calls."""
 
 from __future__ import annotations
 
@@ -108,10 +108,8 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def with_loader(
-    function: Callable[..., Any], kernel: Callable[..., Any]
-) -> tuple[Callable[..., Any], list[str]]:
-    """Give the function the module globals through which FlashInfer finds its kernel; also return a log of look-ups."""
+def with_loader(function: Callable[..., Any], kernel: Callable[..., Any]) -> tuple[Callable[..., Any], list[str]]:
+    """Give the function the globals through which FlashInfer finds its kernel; also return the look-ups."""
     log: list[str] = []
 
     def get_fp4_quantization_module(key: str) -> types.SimpleNamespace:
