@@ -1,13 +1,13 @@
 """The FP4 functions of FlashInfer that SGLang calls in code that may be traced: one table.
 
-Each row says what `operator` needs to make a torch operator of the function: the schema type of every
-parameter that any FlashInfer version has, the parameters that a torch operator cannot carry (and why), the
-outputs, and what plain PyTorch computes instead when that is asked for. The signature of the function that is
-bound decides which parameters a given version has. `sites` lists where SGLang holds the raw function.
+Each row says what `operator` needs to make a torch operator of the function: the schema type of every parameter that
+any FlashInfer version has, the parameters that a torch operator cannot carry (and why), the outputs, and what plain
+PyTorch computes instead when that is asked for. The signature of the function that is bound decides which parameters
+a given version has. `sites` lists where SGLang holds the raw function.
 
 Not here: `mm_fp4` (SGLang calls it inside its own operator in all versions), `cutlass_fused_moe` and
-`trtllm_fp4_block_scale_moe` (inside SGLang's opaque MoE operator wherever a graph is traced with
-`fullgraph`), and the weight shuffles (load time).
+`trtllm_fp4_block_scale_moe` (inside SGLang's opaque MoE operator wherever a graph is traced with `fullgraph`), and
+the weight shuffles (load time).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _empty(like: torch.Tensor, strided: Strided, dtype: torch.dtype = torch.uint
 def _refuse_cute_dsl(arguments: Arguments, input: torch.Tensor, layout: ScaleLayout) -> None:
     """Refuse what FlashInfer's CuTe-DSL kernels lay out differently from its CUDA kernels.
 
-    They flatten leading dimensions, do not look for column-major inputs, and pad the rows of 8x4 and linear
-    scales by the size of the problem (`quantization/kernels/nvfp4_quantize.py`, 0.6.8 to 0.7.4).
+    They flatten leading dimensions, do not look for column-major inputs, and pad the rows of 8x4 and linear scales by
+    the size of the problem (`quantization/kernels/nvfp4_quantize.py`, 0.6.8 to 0.7.4).
     """
     if arguments.get("backend") != "cute-dsl":
         return
@@ -131,9 +131,7 @@ def _reference_fp4_quantize(arguments: Arguments, rules: LayoutRules) -> Outputs
 
 
 def _refuse_other_kernels(arguments: Arguments) -> None:
-    """The reference has the arithmetic of the CUDA kernels only; `enable_pdl` is about launching and does not
-    matter.
-    """
+    """Refuse kernels whose arithmetic the reference does not have; `enable_pdl` only concerns launching."""
     if arguments.get("backend", "cuda") not in ("cuda", "auto") or arguments.get("batch_invariant", False):
         raise Unrepresentable(
             "the reference computes what backend='cuda' computes; "

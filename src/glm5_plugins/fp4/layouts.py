@@ -1,12 +1,12 @@
 """Shapes and strides of FP4 outputs: packed values and scale factors, in every layout.
 
 Nothing here imports torch. Sizes may be plain integers or symbolic ones: the arithmetic is `+ - * // %` and
-comparisons, and no comparison is made on the number of rows unless a shape really depends on it, so a
-compiled graph keeps serving any number of rows.
+comparisons, and no comparison is made on the number of rows unless a shape really depends on it, so a compiled graph
+keeps serving any number of rows.
 
 Mirrors `fp4_quantize`, `block_scale_interleave` and the grouped quantisers of FlashInfer
-(`flashinfer/quantization/fp4_quantization.py`; `flashinfer/fp4_quantization.py` up to 0.6.6), and the offsets
-in `nv_internal/tensorrt_llm/kernels/quantization_utils.cuh`.
+(`flashinfer/quantization/fp4_quantization.py`; `flashinfer/fp4_quantization.py` up to 0.6.6), and the offsets in
+`nv_internal/tensorrt_llm/kernels/quantization_utils.cuh`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ TILE_COLUMNS = 4
 class ScaleLayout(enum.Enum):
     """How scale factors lie in memory; the value is the number of rows of one tile.
 
-    `LINEAR` is row-major without padding. The swizzled layouts pad rows to the tile and columns to
-    `TILE_COLUMNS`.
+    `LINEAR` is row-major without padding. The swizzled layouts pad rows to the tile and columns to `TILE_COLUMNS`.
     """
 
     SWIZZLED_128X4 = 128
@@ -113,8 +112,8 @@ class Quantized(NamedTuple):
 def rules_for(version: str, parameters: Sequence[str] = ()) -> LayoutRules:
     """Pick the row of `LAYOUT_RULES` for a FlashInfer build.
 
-    Local labels (`0.6.16+cu130`), post and pre-releases count as the release they belong to. A version that
-    carries no release (`0.0.0.dev1`, `unknown`) is decided by the parameters of its `fp4_quantize`.
+    Local labels (`0.6.16+cu130`), post and pre-releases count as the release they belong to. A version that carries
+    no release (`0.0.0.dev1`, `unknown`) is decided by the parameters of its `fp4_quantize`.
 
     Args:
         version: the version string of the installed FlashInfer.
@@ -181,10 +180,10 @@ def quantized(
 ) -> Quantized:
     """Return the outputs of `fp4_quantize` for an input of this shape and stride.
 
-    For a row-major input `(..., K)` with M rows in all: packed `(..., K / 2)`; scales `(round_up(M, tile),
-    round_up(K / vector, 4))` swizzled, `(M, K / vector)` linear. A column-major input `(..., K, M)` is
-    quantised as its transpose and both outputs are transposed back, so they are views with a unit stride in
-    the second-last dimension. Zero rows give empty outputs.
+    For a row-major input `(..., K)` with M rows in all: packed `(..., K / 2)`; scales, swizzled,
+    `(round_up(M, tile), round_up(K / vector, 4))`, and linear, `(M, K / vector)`. A column-major input `(..., K, M)` is
+    quantised as its transpose and both outputs are transposed back, so they are views with a unit stride in the
+    second-last dimension. Zero rows give empty outputs.
 
     Args:
         shape: of the input, at least two dimensions.
@@ -251,11 +250,9 @@ def swizzled_size(rows: int, columns: int, layout: ScaleLayout) -> int:
 
 
 def interleaved(shape: Sequence[int]) -> Strided:
-    """Return the flat output of `block_scale_interleave` for scales `(rows, columns)` or `(experts, rows,
-    columns)`.
+    """Return the flat output of `block_scale_interleave` for scales `(rows, columns)` or `(experts, rows, columns)`.
 
-    Mirrors upstream, where any other number of leading dimensions counts as one expert; those are refused
-    here.
+    Mirrors upstream, where any other number of leading dimensions counts as one expert; those are refused here.
 
     Raises:
         LayoutError: neither two nor three dimensions.
@@ -294,8 +291,8 @@ def permuted(strided: Strided, order: Sequence[int]) -> Strided:
 def offset(row: int, column: int, columns: int, layout: ScaleLayout) -> int:
     """Return where the scale factor of a row and column lies in its buffer.
 
-    A 128x4 tile holds 32 rows of 4 row groups of 4 columns (row = 32 * group + row within the group); an 8x4
-    tile holds 8 rows of 4 columns. Tiles follow each other along the columns first.
+    A 128x4 tile holds 32 rows of 4 row groups of 4 columns (row = 32 * group + row within the group); an 8x4 tile
+    holds 8 rows of 4 columns. Tiles follow each other along the columns first.
 
     Args:
         row: of the quantised matrix.

@@ -1,27 +1,25 @@
 """A FlashInfer function as a torch operator: same call, same bits, but opaque to Dynamo.
 
-FlashInfer loads its kernels inside the call, and Dynamo cannot trace a loader. An operator hides the call and
-tells the compiler only the shapes (`calls`, `layouts`).
+FlashInfer loads its kernels inside the call, and Dynamo cannot trace a loader. An operator hides the call and tells
+the compiler only the shapes (`calls`, `layouts`).
 
     quantize = Operator(FP4_QUANTIZE)
     quantize.bind(flashinfer.fp4_quantize)
     module.fp4_quantize = quantize.replacement
 
-On CUDA the operator calls the bound function by keyword and changes nothing, except that empty inputs give
-empty outputs without a launch, and that an input the kernels cannot take is explained. On CPU it refuses,
-unless the PyTorch reference was asked for. An argument that cannot pass an operator is refused, never
-dropped.
+On CUDA the operator calls the bound function by keyword and changes nothing, except that empty inputs give empty
+outputs without a launch, and that an input the kernels cannot take is explained. On CPU it refuses, unless the
+PyTorch reference was asked for. An argument that cannot pass an operator is refused, never dropped.
 
 The replacement calls the operator wherever something watches: a compiler, a dispatch mode, a fake tensor. In plain
 eager code it runs what the operator runs on CUDA, without torch's dispatcher.
 
-Where the bound function is FlashInfer's bare Python (0.6.1 to 0.6.8.post1, at log level 0), the first call on
-each device goes through it, with all its checks; later calls go straight to the kernel function that it would
-look up again.
+Where the bound function is FlashInfer's bare Python (0.6.1 to 0.6.8.post1, at log level 0), the first call on each
+device goes through it, with all its checks; later calls go straight to the kernel function that it would look up
+again.
 
-An operator cannot be taken back from torch: it is registered once in a process and stays. What a plugin
-restores is the
-attribute that held the replacement.
+An operator cannot be taken back from torch: it is registered once in a process and stays. What a plugin restores is
+the attribute that held the replacement.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ from glm5_plugins.fp4.calls import Call, Outputs, Unrepresentable
 from glm5_plugins.fp4.layouts import LayoutRules, release, rules_for
 
 NAMESPACE = "glm5"
-"""Namespace of our operators. FlashInfer's own (`flashinfer::fp4_quantize`) is never touched: it exists from
-0.6.12 on and forwards its arguments wrongly until 0.7.1."""
+"""Namespace of our operators. FlashInfer's own (`flashinfer::fp4_quantize`) is never touched: it exists from 0.6.12
+on and forwards its arguments wrongly until 0.7.1."""
 
 
 class OperatorConflict(RuntimeError):
@@ -283,7 +281,9 @@ class _Bound:
         try:
             return self._kernel(subject, *arguments)
         except Exception:
-            self._plan(subject, *arguments)  # says what is wrong with the input, if that is it
+            # Planning on the meta device allocates nothing; it says what is wrong with the input, if that is it.
+            shape_only = torch.empty_strided(subject.shape, subject.stride(), dtype=subject.dtype, device="meta")
+            self._plan(shape_only, *arguments)
             raise
 
     def _by_keyword(self, *arguments: Any) -> Any:
@@ -346,9 +346,7 @@ def _rules(call: Call, function: Callable[..., Any], version: str | None, signat
 
 
 def _tags() -> tuple[torch.Tag, ...]:
-    """Return the tags of every operator; a compiler must not change input strides, for they decide the
-    layout.
-    """
+    """Return the tags of every operator; a compiler must not change input strides, for they decide the layout."""
     # needs_exact_strides came with torch 2.7.
     strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
     return (torch.Tag.pt2_compliant_tag, strides)
@@ -357,8 +355,8 @@ def _tags() -> tuple[torch.Tag, ...]:
 def _write_replacement(bound: _Bound, signature: _Signature) -> Callable[..., Any]:
     """Write a function with the upstream signature, as `dataclasses` writes `__init__`.
 
-    Binding `*args, **kwargs` at each call would cost time and could not be traced. Dynamo folds `_compiling()`, so what
-    it traces is the call of the operator; a plain CUDA tensor in eager code skips torch's dispatcher.
+    Binding `*args, **kwargs` at each call would cost time and could not be traced. Dynamo folds `_compiling()`, so
+    what it traces is the call of the operator; a plain CUDA tensor in eager code skips torch's dispatcher.
     """
     call, qualified_name = bound.call, bound.qualified_name
     parameters = []

@@ -1,12 +1,12 @@
 """NVFP4 and MXFP4 quantisation in plain PyTorch, with the arithmetic of FlashInfer's CUDA kernels.
 
-It exists so that the operator can be checked, and traced, on machines that have no FP4 conversion; it is
-never chosen silently. All arithmetic is float32, one rounding an operation, with subnormal operands and
-results of a multiplication or reciprocal flushed to zero where the kernels do so (they are built with fast
-math; MXFP4 from half precision keeps them from 0.7.4 on).
+It exists so that the operator can be checked, and traced, on machines that have no FP4 conversion; it is never chosen
+silently. All arithmetic is float32, one rounding an operation, with subnormal operands and results of a
+multiplication or reciprocal flushed to zero where the kernels do so (they are built with fast math; MXFP4 from half
+precision keeps them from 0.7.4 on).
 
-Let v be the vector of 16 or 32 elements that share a scale, g the global scale (`448 * 6 / max|x|`; 1 if
-absent) and r6 the float32 nearest to 1/6.
+Let v be the vector of 16 or 32 elements that share a scale, g the global scale (`448 * 6 / max|x|`; 1 if absent) and
+r6 the float32 nearest to 1/6.
 
     NVFP4   s = e4m3(g * (max|v| * r6))           o = 1 / (s * (1 / g))       o = 0 if s = 0
     MXFP4   s = ue8m0_up(max|v| * r6)             o = 1 / s                   o = 0 if the byte of s is 0
@@ -15,22 +15,22 @@ absent) and r6 the float32 nearest to 1/6.
     FP8 input first becomes half precision, h = half(x * (6 * (1 / g))), and then
             s = e4m3(g * (max|h| * r6)) or ue8m0_up of the same product, o = g * (1 / s), q = e2m1(h * o)
 
-`e2m1` and `e4m3` round to nearest, ties to even, and saturate at 6 and 448. `ue8m0_up` rounds up to a power
-of two (byte = exponent + 127, saturating at 254).
+`e2m1` and `e4m3` round to nearest, ties to even, and saturate at 6 and 448. `ue8m0_up` rounds up to a power of two
+(byte = exponent + 127, saturating at 254).
 
-What is not finite: the maximum of a vector ignores NaN unless all its elements are NaN; a NaN product becomes
-the code of +6; a vector of only NaN gets a NaN scale. An infinity gives NVFP4 a scale of 448 and saturates;
-it gives MXFP4 the largest scale, 2**127, whose inverse is flushed to 0, so infinities (of either sign) become
-+6 and all else 0.
+What is not finite: the maximum of a vector ignores NaN unless all its elements are NaN; a NaN product becomes the
+code of +6; a vector of only NaN gets a NaN scale. An infinity gives NVFP4 a scale of 448 and saturates; it gives
+MXFP4 the largest scale, 2**127, whose inverse is flushed to 0, so infinities (of either sign) become +6 and all else
+0.
 
-Where this cannot be the kernel's very bits: `rcp.approx.ftz` may be off by one unit in the last place, which
-moves a value only when it lies that close to a rounding boundary. Up to FlashInfer 0.7.2 a vector that is not
-zero but whose E4M3 scale rounds to zero gets saturated codes (the reciprocal of zero); its value is zero
-either way. This file follows 0.7.4, which writes zeros. The "4over6" candidate search is not implemented.
+Where this cannot be the kernel's very bits: `rcp.approx.ftz` may be off by one unit in the last place, which moves a
+value only when it lies that close to a rounding boundary. Up to FlashInfer 0.7.2 a vector that is not zero but whose
+E4M3 scale rounds to zero gets saturated codes (the reciprocal of zero); its value is zero either way. This file
+follows 0.7.4, which writes zeros. The "4over6" candidate search is not implemented.
 
 Mirrors `cvt_warp_fp16_to_fp4`, `cvt_warp_fp8_to_fp4` and `get_sf_out_offset_*` in
-`nv_internal/tensorrt_llm/kernels/quantization_utils.cuh`, the padding rules in `quantization.cuh` next to it,
-and `block_scale_interleave_kernel` in `nv_internal/cpp/kernels/quantization.cu` (FlashInfer 0.6.3 to 0.7.4).
+`nv_internal/tensorrt_llm/kernels/quantization_utils.cuh`, the padding rules in `quantization.cuh` next to it, and
+`block_scale_interleave_kernel` in `nv_internal/cpp/kernels/quantization.cu` (FlashInfer 0.6.3 to 0.7.4).
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ def e4m3_bytes(values: torch.Tensor) -> torch.Tensor:
 
 
 def ue8m0_bytes(values: torch.Tensor) -> torch.Tensor:
-    """Round float32 values that are not negative up to a power of two and encode it as uint8 (exponent +
-    127).
+    """Round float32 values that are not negative up to a power of two and encode it as uint8 (exponent + 127).
 
     Zero gives 0, infinity 254 and NaN 255.
     """
@@ -320,9 +319,7 @@ def _reciprocal(values: torch.Tensor) -> torch.Tensor:
 
 
 def _round(values: torch.Tensor, *, mantissa_bits: int, minimum_exponent: int) -> torch.Tensor:
-    """Round magnitudes to a binary floating-point grid, ties to even, without an upper bound; NaN and inf
-    stay.
-    """
+    """Round magnitudes to a binary floating-point grid, ties to even, without an upper bound; NaN and inf stay."""
     magnitudes = values.abs()
     _, exponents = torch.frexp(magnitudes)
     shifts = mantissa_bits - (exponents - 1).clamp(min=minimum_exponent)

@@ -1,8 +1,7 @@
 """Straight to the kernel: what a FlashInfer function looks up at each call, looked up once.
 
-A shortcut is taken only where the function is the bare Python that was read for it, recognised by its
-parameters, the names it uses and the parameters of the kernel function. Anything else keeps calling the
-function itself.
+A shortcut is taken only where the function is the bare Python that was read for it, recognised by its parameters, the
+names it uses and the parameters of the kernel function. Anything else keeps calling the function itself.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ _KERNEL_PARAMETERS = (
 def fp4_quantize(function: Callable[..., Any], rules: LayoutRules) -> Callable[..., Any] | None:
     """Return `fp4_quantize` of FlashInfer 0.6.1 to 0.6.8.post1 without its loader.
 
-    The first call on each device goes through the function, which checks, builds and loads; so does every
-    call with a column-major input, another backend or sizes that it would refuse. From 0.6.10 on FlashInfer
-    wraps the function in Python that can dump its calls, so it is called whole; the same holds at any log
-    level above 0.
+    The first call on each device goes through the function, which checks, builds and loads; so does every call with a
+    column-major input, another backend or sizes that it would refuse. From 0.6.10 on FlashInfer wraps the function in
+    Python that can dump its calls, so it is called whole; the same holds at any log level above 0.
 
     Args:
         function: FlashInfer's.
