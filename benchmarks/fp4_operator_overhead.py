@@ -94,6 +94,7 @@ def main() -> None:
         # The CPU kernel refuses by design. In this process only, the CUDA one serves CPU tensors.
         warnings.simplefilter("ignore", UserWarning)
         operator.bound._library.impl("fp4_quantize", operator.bound.on_cuda, "CPU", allow_override=True)
+        # The replacement would see no CUDA tensor; this is what it calls for one.
         subjects["replacement"] = operator.bound.on_cuda
 
     input = torch.randn(options.rows, options.columns, device=device).to(torch.bfloat16)
