@@ -107,6 +107,11 @@ class Operator:
         _BOUND[self.qualified_name] = _Bound(self.qualified_name, self.call, signature, schema, function, rules)
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the operator is registered."""
+        return self.qualified_name in _BOUND
+
+    @property
     def bound(self) -> _Bound:
         """Return the registration.
 
