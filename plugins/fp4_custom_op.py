@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from glm5_plugins.settings.model import read
+
 from glm5_plugins import Environment, NotApplicable, Patch, PluginSettings, hookimpl
 from glm5_plugins.fp4.sites import DENSE, RAW
-from glm5_plugins.settings.model import read
 
 UPSTREAM = "https://github.com/sgl-project/sglang/pull/23745"
 
