@@ -42,7 +42,8 @@ class _Replacement:
         operator.bind(original)
         if operator.call.reference is not None:
             operator.allow_reference(read(Options).reference)
-        return operator.replacement
+        replacement: Callable[..., Any] = operator.replacement
+        return replacement
 
     def fired(self) -> int:
         operator = self._operator

@@ -19,7 +19,8 @@ conflicts = ("fp4_custom_op",)
 def _out_of_the_graph(original: Callable[..., Any]) -> Any:
     import torch
 
-    return torch.compiler.disable(original)
+    disable: Callable[..., Any] = torch.compiler.disable
+    return disable(original)
 
 
 @hookimpl
