@@ -46,7 +46,10 @@ def main() -> None:
         _pretend_sm120()
         quantize, install = _load(DENSE), _load(INSTALL)
     except (ImportError, AttributeError, OSError) as error:
-        found: dict[str, Any] = {"outcome": "unusable", "error": f"SGLang cannot be imported here: {type(error).__name__}: {error}"}
+        found: dict[str, Any] = {
+            "outcome": "unusable",
+            "error": f"SGLang cannot be imported here: {type(error).__name__}: {error}",
+        }
     else:
         if layer is not None:
             layer.verify()
