@@ -107,7 +107,8 @@ class Compiler:
     process: subprocess.Popen[str]
     log: Path
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=400))
-    step: str = ""
+    step: int = 0
+    steps: int = 0
     _reader: threading.Thread | None = None
 
     def follow(self) -> None:
@@ -126,9 +127,12 @@ class Compiler:
             for line in output:
                 self.lines.append(line.rstrip())
                 if step := re.match(r"\[(\d+)/(\d+)\]", line):
-                    self.step = f"{step[1]} of {step[2]} steps"
+                    self.step, self.steps = int(step[1]), int(step[2])
                 with contextlib.suppress(OSError):  # a full disk must not stop the reading
                     os.write(descriptor, line.encode(errors="replace"))
+
+    def __str__(self) -> str:
+        return f"{self.artifact.name} ({self.step} of {self.steps} steps)" if self.steps else self.artifact.name
 
     def finish(self) -> None:
         """Wait for the end of the output."""
@@ -164,7 +168,8 @@ class Builder:
         timeout_s: Seconds for everything, waiting included.
         jobs: How many compilers may run at once; 0 for as many as processors and memory allow.
         arch_list: FLASHINFER_CUDA_ARCH_LIST for the compilers: what this process found on its GPU, or was told.
-        on_progress: Called several times a second with (modules done, modules in all, what goes on).
+        on_progress: Called several times a second with the number of modules done and in all, and for each one
+            that is being built its name, steps done and steps in all (0 where not known yet).
     """
 
     def __init__(
@@ -175,7 +180,7 @@ class Builder:
         timeout_s: float,
         jobs: int = 0,
         arch_list: str,
-        on_progress: Callable[[int, int, str], None] | None = None,
+        on_progress: Callable[[int, int, Sequence[tuple[str, int, int]]], None] | None = None,
     ) -> None:
         self.folder = folder / "glm5-warmup"
         self._say = say
@@ -284,9 +289,9 @@ class Builder:
                     running.append(self._start(waiting.popleft(), mark, max(1, self._jobs // at_once)))
                 time.sleep(0.1)
                 now = time.monotonic()
-                text = "; ".join(f"{one.artifact.name}, {one.step or 'starting'}" for one in running)
                 if self._on_progress is not None:
-                    self._on_progress(len(done), len(missing), text)
+                    steps = [(one.artifact.name, one.step, one.steps) for one in running]
+                    self._on_progress(len(done), len(missing), steps)
                 for one in [one for one in running if one.process.poll() is not None]:
                     one.finish()
                     if one.process.returncode != 0 or not one.artifact.state().ready:
@@ -298,6 +303,7 @@ class Builder:
                     raise self._failed(journal, running[0], f"time is up after {self._timeout_s:.0f} s")
                 if now - said >= _EVERY_S:
                     said = now
+                    text = ", ".join(map(str, running))
                     self._say(f"builds {text}: {len(done)} of {len(missing)} done, {now - began:.0f} s")
         finally:
             for one in running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,16 @@ def of_model(
     quantization = config.get("quantization_config") or {}
     if not quantization and (folder / "hf_quant_config.json").is_file():
         quantization = _json(folder / "hf_quant_config.json").get("quantization", {})
+    launch = of_flags(arch, env, moe_runner=moe_runner, fp4_gemm=fp4_gemm, attention=attention)
+    experts = _has_experts(config.get("text_config", config))
+    return replace(launch, quantization=_quantization(quantization), moe_runner=moe_runner if experts else "")
+
+
+def of_flags(arch: Arch, env: Environment, *, moe_runner: str, fp4_gemm: str, attention: str = "") -> Launch:
+    """A launch of an NVFP4 model with experts; see `of_model`."""
     return Launch(
         arch=arch,
-        quantization=_quantization(quantization),
-        moe_runner=moe_runner if _has_experts(config.get("text_config", config)) else "",
+        moe_runner=moe_runner,
         fp4_gemm=fp4_gemm_default(arch, env) if fp4_gemm == "auto" else fp4_gemm,
         attention=frozenset({attention} - {""}),
     )
