@@ -1,11 +1,12 @@
-"""FlashInfer's own SM120 FP4 quantisation module, compiled by the real nvcc without a GPU: about two minutes on 2 cores.
+"""FlashInfer's own SM120 FP4 module, compiled by the real nvcc without a GPU: about two minutes on 2 idle cores.
 
-One compilation serves all tests; its object is kept between runs where GLM5_TEST_MODULE_CACHE names a folder.
+One compilation serves all tests of a run.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -59,7 +60,7 @@ def test_progress_was_said_at_least_every_ten_seconds(results: list[Result]) -> 
     seconds = [int(line.rsplit(" ", 2)[-2]) for line in lines if line.endswith(" s")]
     assert len(seconds) >= 2
     assert max(after - before for before, after in zip([0, *seconds], seconds, strict=False)) <= 12
-    assert any("of 8 steps" in line for line in lines)
+    assert any(re.search(r"\d of \d steps", line) for line in lines)
 
 
 def test_it_exports_what_the_runtime_calls(node: Node, results: list[Result]) -> None:
