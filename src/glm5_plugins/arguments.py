@@ -10,6 +10,16 @@ from typing import Any
 
 from glm5_plugins.errors import ConfigurationError, did_you_mean
 
+# SGLang up to 0.5.13 parses these under other names than its fields have, and renames them afterwards.
+_FIELD_OF_DESTINATION = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size",
+    "attention_context_parallel_size": "attn_cp_size",
+    "moe_data_parallel_size": "moe_dp_size",
+}
+
 Additions = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -48,11 +58,16 @@ def given(
         for action, _, _ in actions:
             action.default = argparse.SUPPRESS
             action.required = False
-        return dict(vars(parse(argv)[0]))
+        return {field_of(name): value for name, value in vars(parse(argv)[0]).items()}
     finally:
         for action, default, required in actions:
             action.default, action.required = default, required
         parser._defaults.update(defaults)
+
+
+def field_of(destination: str) -> str:
+    """The field of `ServerArgs` that a destination of the parser fills."""
+    return _FIELD_OF_DESTINATION.get(destination, destination)
 
 
 def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[str]:
@@ -64,7 +79,7 @@ def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[st
     by_field: dict[str, list[argparse.Action]] = {}
     for action in parser._actions:
         if action.option_strings:
-            by_field.setdefault(action.dest, []).append(action)
+            by_field.setdefault(field_of(action.dest), []).append(action)
     spelled: list[str] = []
     for field, value in values.items():
         if field not in by_field:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glm5_plugins.settings.model import PluginSettings
 
 # Bundled plugins: `glm5_plugins.plugins.<name>`.
-BUNDLED = ("cuda_version", "no_fullgraph")
+BUNDLED = ("cuda_version", "ep", "no_fullgraph")
 
 # Third-party plugins: an entry point of this group names a module or object with hook implementations.
 GROUP = "glm5_plugins"
