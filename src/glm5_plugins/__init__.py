@@ -6,9 +6,11 @@ Importing this module loads nothing else; names are fetched when they are first 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # not from typing, which a process without GLM5_* variables would import for nothing
 if TYPE_CHECKING:
+    from typing import Any
+
     from glm5_plugins.environment import Environment as Environment
     from glm5_plugins.errors import ConfigurationError as ConfigurationError
     from glm5_plugins.errors import NotApplicable as NotApplicable

@@ -193,12 +193,13 @@ class Layer:
             record.verdict,
             record.describe(),
             record.reason,
+            record.when,
             record.fired,
             tuple(record.notes),
         )
 
     def _hook_row(self, plugin: Plugin, hook: str) -> Row:
-        return Row(plugin.name, hook, Verdict.APPLIED, "applied", "lifecycle hook", self.manager.calls[hook])
+        return Row(plugin.name, hook, Verdict.APPLIED, "applied", "lifecycle hook", fired=self.manager.calls[hook])
 
     def _empty_row(self, plugin: Plugin) -> Row:
         verdict, reason = Verdict.NOT_APPLICABLE, "it has nothing to change here"

@@ -25,7 +25,6 @@ FINE, NOT_IN_FORCE, USAGE = 0, 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    _stand_aside()
     arguments = _parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
@@ -43,11 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class UsageError(Glm5Error):
     """The command line names something that does not exist."""
-
-
-def _stand_aside() -> None:
-    """Take away the finder of the `.pth` line: looking for SGLang's files must not start the layer in this process."""
-    sys.meta_path[:] = [one for one in sys.meta_path if type(one).__module__ != "glm5_plugins.autostart"]
 
 
 def _complain(error: Glm5Error, status: int) -> int:

@@ -1,4 +1,4 @@
-"""`when_imported`: call back now if a module is loaded, else right after its first import."""
+"""Callbacks around the first import of a module: `when_imported` right after it, `before_import` right before."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 Callback = Callable[[ModuleType], None]
 
 _waiting: dict[str, list[Callback]] = {}
+_before: dict[str, Callable[[], None]] = {}
 _lock = threading.RLock()
 
 
@@ -31,8 +32,7 @@ def when_imported(name: str, callback: Callback) -> Callable[[], None]:
         module = sys.modules.get(name)
         if module is None:
             _waiting.setdefault(name, []).append(callback)
-            if _finder not in sys.meta_path:
-                sys.meta_path.insert(0, _finder)
+            _watch()
     if module is not None:
         callback(module)
 
@@ -47,9 +47,26 @@ def when_imported(name: str, callback: Callback) -> Callable[[], None]:
     return call_off
 
 
+def before_import(name: str, callback: Callable[[], None]) -> None:
+    """Call `callback()` once, when the code of the module `name` is about to run for the first time.
+
+    Looking for the module (`importlib.util.find_spec`) does not count. What the callback raises, the import raises.
+    Does nothing if the module is loaded.
+    """
+    with _lock:
+        if name not in sys.modules:
+            _before[name] = callback
+            _watch()
+
+
+def _watch() -> None:
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
 def _forget(name: str) -> None:
     _waiting.pop(name, None)
-    if not _waiting and _finder in sys.meta_path:
+    if not _waiting and not _before and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
 
 
@@ -76,6 +93,9 @@ class _Loader(importlib.abc.Loader):
         assert spec is not None
         spec.loader = self._loader
         module.__loader__ = self._loader
+        before = _before.pop(spec.name, None)
+        if before is not None:
+            before()
         self._loader.exec_module(module)
         _notify(spec.name)
 
@@ -90,7 +110,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _waiting:
+        if fullname not in _waiting and fullname not in _before:
             return None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)

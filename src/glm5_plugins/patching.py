@@ -332,6 +332,8 @@ class Registry:
 
     def _apply(self, record: Record, module: ModuleType, when: str) -> None:
         patch = record.patch
+        if record.verdict is not Verdict.WAITING:
+            return  # withdrawn by another callback of the same import
         try:
             site = locate(module, patch.path)
             old = _function_of(site.raw)

@@ -27,6 +27,7 @@ class Row:
     verdict: Verdict
     summary: str
     reason: str
+    when: str = ""
     fired: int | None = None
     notes: Sequence[str] = ()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import importlib.util
 import inspect
 import runpy
 import sys
@@ -10,7 +12,7 @@ import sys
 import pytest
 
 from glm5_plugins import imports
-from glm5_plugins.imports import when_imported
+from glm5_plugins.imports import before_import, when_imported
 
 
 @pytest.fixture
@@ -108,3 +110,18 @@ def test_a_module_whose_code_raises_may_be_imported_again(package):
     importlib.invalidate_caches()
     importlib.import_module("pkg_i.broken")
     assert seen == [2]
+
+
+def test_before_import_runs_once_before_the_module_and_not_for_a_look(package):
+    package({"pkg_i/first.py": "import builtins\nSEEN = list(builtins.glm5_log)\n"})
+    log = builtins.glm5_log = []
+    before_import("pkg_i.first", lambda: log.append("before"))
+    assert importlib.util.find_spec("pkg_i.first") is not None
+    assert log == []
+    first = importlib.import_module("pkg_i.first")
+    importlib.reload(first)
+    assert (first.SEEN, log) == (["before"], ["before"])
+    assert imports._finder not in sys.meta_path
+    before_import("pkg_i.first", lambda: log.append("again"))
+    assert imports._finder not in sys.meta_path
+    del builtins.glm5_log

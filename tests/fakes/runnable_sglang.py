@@ -1,0 +1,162 @@
+"""A made-up SGLang that runs: the steps of a start, in the processes that SGLang has, without weights or sockets.
+
+Its functions have the names and parameters of SGLang 0.5.23 (`tests/contracts` holds those against the wheels) and,
+with `version="0.5.9"`, of 0.5.9, which has no plugin loader.
+"""
+
+from __future__ import annotations
+
+_COMMON = {
+    "sglang/__init__.py": "",
+    "sglang/srt/utils/common.py": """
+        import logging
+        def configure_logger(server_args, prefix=""):
+            logging.basicConfig(level=logging.INFO, format=f"[log{prefix}] %(message)s", force=True)
+    """,
+    "sglang/srt/server_args.py": """
+        import argparse
+        class ServerArgs:
+            def __init__(self, **values):
+                self.__dict__.update(values)
+            @staticmethod
+            def add_cli_args(parser):
+                parser.add_argument("--model-path", "--model", required=True)
+                parser.add_argument("--tensor-parallel-size", "--tp-size", dest="tp_size", type=int, default=1)
+                parser.add_argument("--expert-parallel-size", "--ep-size", dest="ep_size", type=int, default=1)
+                parser.add_argument("--enable-mscclpp", action="store_true")
+                parser.add_argument("--speculative-algorithm", default=None)
+                parser.add_argument("--model-loader-extra-config", default="{}")
+                parser.add_argument("--cuda-graph-bs", type=int, nargs="+", default=None)
+        def prepare_server_args(argv):
+            parser = argparse.ArgumentParser()
+            ServerArgs.add_cli_args(parser)
+            return ServerArgs(**vars(parser.parse_args(argv)))
+    """,
+    "sglang/srt/managers/detokenizer_manager.py": """
+        from sglang.srt.utils.common import configure_logger
+        LOAD
+        def run_detokenizer_process(server_args):
+            load_plugins()
+            configure_logger(server_args, " detokenizer")
+    """,
+    "sglang/srt/managers/scheduler.py": """
+        from sglang.srt.utils.common import configure_logger
+        LOAD
+        def run_scheduler_process(server_args):
+            load_plugins()
+            configure_logger(server_args, " scheduler")
+            from sglang.srt.model_executor.model_runner import ModelRunner
+            runner = ModelRunner()
+            runner.load_model()
+            runner.capture()
+            print("scheduler is ready", flush=True)
+    """,
+    "sglang/launch_server.py": """
+        import sys
+        LOAD
+        from sglang.srt.server_args import prepare_server_args
+        if __name__ == "__main__":
+            load_plugins()
+            server_args = prepare_server_args(sys.argv[1:])
+            from sglang.srt.entrypoints.http_server import launch_server
+            launch_server(server_args)
+            print("server is ready with", dict(sorted(vars(server_args).items())), flush=True)
+    """,
+}
+_ENGINE = """
+    import multiprocessing as mp
+    from sglang.srt.utils.common import configure_logger
+    from sglang.srt.managers.scheduler import run_scheduler_process
+    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
+    from sglang.srt.server_args import ServerArgs
+    def launch(server_args):
+        configure_logger(server_args)
+        context = mp.get_context("spawn")
+        children = [context.Process(target=target, args=(server_args,))
+                    for target in (run_scheduler_process, run_detokenizer_process)]
+        for child in children: child.start()
+        for child in children: child.join()
+        if any(child.exitcode for child in children):
+            raise SystemExit("a child ended with " + str([child.exitcode for child in children]))
+"""
+_NEW = {
+    "sglang/srt/plugins/__init__.py": """
+        import logging, os
+        from importlib.metadata import entry_points
+        _loaded = False
+        def load_plugins():
+            global _loaded
+            if _loaded: return
+            _loaded = True
+            allowed = os.environ.get("SGLANG_PLUGINS")
+            for point in entry_points(group="sglang.srt.plugins"):
+                if allowed is None or point.name in allowed.split(","):
+                    try: point.load()()
+                    except Exception: logging.exception("Failed to load plugin %s", point.name)
+    """,
+    "sglang/srt/entrypoints/engine.py": _ENGINE
+    + """
+    class Engine:
+        def __init__(self, **kwargs):
+            self.server_args = ServerArgs(**kwargs)
+        @classmethod
+        def _launch_subprocesses(cls, server_args): return launch(server_args)
+    """,
+    "sglang/srt/entrypoints/http_server.py": """
+        from sglang.srt.entrypoints.engine import Engine
+        def launch_server(server_args): Engine._launch_subprocesses(server_args)
+    """,
+    "sglang/srt/model_executor/model_runner.py": """
+        from sglang.srt.model_executor.model_runner_components.cuda_graph_setup import (
+            capture_decode_graph, capture_prefill_graph)
+        class ModelRunner:
+            def load_model(self): print("loading", flush=True)
+            def capture(self):
+                capture_prefill_graph(model_runner=self, eager_runner=None)
+                capture_decode_graph(model_runner=self)
+    """,
+    "sglang/srt/model_executor/model_runner_components/cuda_graph_setup.py": """
+        def capture_decode_graph(*, model_runner): return "decode"
+        def capture_prefill_graph(*, model_runner, eager_runner): return "prefill"
+    """,
+}
+_OLD = {
+    "sglang/srt/entrypoints/engine.py": _ENGINE
+    + """
+    class Engine:
+        run_scheduler_process_func = staticmethod(run_scheduler_process)
+        def __init__(self, **kwargs):
+            self.server_args = ServerArgs(**kwargs)
+    def _launch_subprocesses(server_args): return launch(server_args)
+    """,
+    "sglang/srt/entrypoints/http_server.py": """
+        from sglang.srt.entrypoints.engine import _launch_subprocesses
+        def launch_server(server_args): _launch_subprocesses(server_args=server_args)
+    """,
+    "sglang/srt/compilation/compile.py": """
+        def install_torch_compiled(module, *, fullgraph=True): return fullgraph
+    """,
+    "sglang/srt/model_executor/model_runner.py": """
+        from sglang.srt.compilation.compile import install_torch_compiled
+        class ModelRunner:
+            def load_model(self): print("loading", flush=True)
+            def init_device_graphs(self): pass
+            def init_piecewise_cuda_graphs(self):
+                print("fullgraph is", install_torch_compiled(None, fullgraph=True), flush=True)
+            def capture(self):
+                self.init_device_graphs()
+                self.init_piecewise_cuda_graphs()
+    """,
+}
+
+
+def runnable_sglang(version: str) -> dict[str, str]:
+    """The files of the package and its metadata, by path."""
+    new = version != "0.5.9"
+    load = "from sglang.srt.plugins import load_plugins" if new else "def load_plugins(): pass"
+    files = {
+        name: source.replace("LOAD\n", f"{load}\n") for name, source in (_COMMON | (_NEW if new else _OLD)).items()
+    }
+    return files | {
+        f"sglang-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"
+    }

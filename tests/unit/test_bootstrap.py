@@ -1,0 +1,362 @@
+"""The layer in a whole start: each way in, every process, and what stops a launch. On a made-up SGLang that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm5_plugins.enable import LINE
+from tests.fakes.runnable_sglang import runnable_sglang
+
+ENTRY_POINT = ("-m", "sglang.launch_server")
+LAUNCHER = ("-m", "glm5_plugins.launch", "sglang.launch_server")
+SERVER = ("--model", "tiny")
+
+PROBE = '''
+"""Counts what it is called for."""
+from glm5_plugins import Patch, Stage, hookimpl
+def _wrap(old):
+    def new(*args, **kwargs): return old(*args, **kwargs)
+    return new
+@hookimpl
+def glm5_patches():
+    yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", _wrap, "to see it run")
+@hookimpl(wrapper=True)
+def glm5_model_load(model_runner):
+    print("probe before", flush=True)
+    result = yield
+    print("probe after", flush=True)
+    return result
+'''
+
+
+@pytest.fixture
+def site(package, tmp_path):
+    """Write a made-up SGLang and third-party plugins: `site("0.5.23", probe=PROBE)`."""
+
+    def install(version: str, **plugins: str) -> Path:
+        points = "".join(f"{name} = pkg_b.{name}\n" for name in plugins)
+        return package(
+            {
+                **runnable_sglang(version),
+                "third_party-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: third-party\nVersion: 1\n",
+                "third_party-1.dist-info/entry_points.txt": f"[glm5_plugins]\n{points}",
+                **{f"pkg_b/{name}.py": source for name, source in plugins.items()},
+            }
+        )
+
+    return install
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start the made-up server and return what it printed, its status, and the reports by role."""
+
+    def start(*argv: str, pth: bool = False, **env: str):
+        site = tmp_path / "site"
+        environment = {**os.environ, "PYTHONPATH": str(site), "GLM5_REPORT": str(tmp_path / "reports"), **env}
+        if pth:
+            # A folder on PYTHONPATH is not searched for .pth files; sitecustomize makes it one that is.
+            (site / "glm5_plugins.pth").write_text(LINE)
+            (site / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(site)!r})")
+        command = [sys.executable, "-W", "ignore", *argv]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        folder = tmp_path / "reports"
+        reports = [json.loads(path.read_text()) for path in folder.glob("*.json")] if folder.exists() else []
+        return done, {report["process"]["role"]: report for report in reports}
+
+    return start
+
+
+def rows(report: dict, plugin: str) -> dict[str, dict]:
+    return {row["target"].rpartition(":")[2]: row for row in report["rows"] if row["plugin"] == plugin}
+
+
+def test_without_a_variable_nothing_is_imported(run):
+    run(
+        """
+        import sys
+        before = set(sys.modules)
+        import glm5_plugins
+        glm5_plugins.register()
+        new = set(sys.modules) - before
+        assert new <= {"glm5_plugins"}, sorted(new)
+        """
+    )
+
+
+def test_every_process_reports_by_entry_point(site, launch):
+    site("0.5.23", probe=PROBE)
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph,probe")
+    assert done.returncode == 0, done.stderr
+    assert "probe before\nloading\nprobe after\nscheduler is ready" in done.stdout
+    assert set(reports) == {"main", "scheduler", "detokenizer"}
+    assert {report["layer"]["way"] for report in reports.values()} == {"entry point"}
+    assert {report["stage"] for role, report in reports.items() if role == "scheduler"} == {"graph capture"}
+    assert reports["main"]["stage"] == "startup"
+    for report in reports.values():
+        assert [row["plugin"] for row in report["rows"]] == ["no_fullgraph", "probe", "probe"]
+        assert rows(report, "no_fullgraph")["install_torch_compiled"]["verdict"] == "not needed"
+    probe = rows(reports["scheduler"], "probe")
+    assert probe["ModelRunner.load_model"]["verdict"] == "applied"
+    assert probe["ModelRunner.load_model"]["fired"] == 1
+    assert probe["glm5_model_load"]["fired"] == 1
+    assert rows(reports["main"], "probe")["ModelRunner.load_model"]["verdict"] == "waiting"
+
+
+def test_one_line_per_row_in_the_log_of_every_process(site, launch):
+    site("0.5.23", probe=PROBE)
+    done, _ = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph")
+    lines = [line for line in done.stderr.splitlines() if "glm5-plugins: no_fullgraph: not needed: " in line]
+    assert sorted(line.split("]")[0] for line in lines) == ["[log", "[log detokenizer", "[log scheduler"]
+
+
+@pytest.mark.parametrize("way", ["launcher", ".pth line"])
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
+def test_the_other_ways_in_reach_every_process_of_any_version(site, launch, version, way):
+    site(version, probe=PROBE)
+    argv = LAUNCHER if way == "launcher" else ENTRY_POINT
+    done, reports = launch(*argv, *SERVER, GLM5_PLUGINS="probe", pth=way == ".pth line", SGLANG_PLUGINS="")
+    assert done.returncode == 0, done.stderr
+    assert {role: report["layer"]["way"] for role, report in reports.items()} == dict.fromkeys(
+        ("main", "scheduler", "detokenizer"), way
+    )
+    assert rows(reports["scheduler"], "probe")["ModelRunner.load_model"]["when"] == "early"
+    assert "tiny" in done.stdout
+
+
+def test_no_fullgraph_takes_effect_on_a_version_that_compiles(site, launch):
+    site("0.5.9")
+    done, reports = launch(*LAUNCHER, *SERVER, GLM5_PLUGINS="no_fullgraph", CUDA_VISIBLE_DEVICES="")
+    assert "fullgraph is False" in done.stdout
+    assert rows(reports["scheduler"], "no_fullgraph")["install_torch_compiled"]["fired"] == 1
+
+
+def test_without_a_way_in_an_old_version_starts_as_it_is(site, launch):
+    site("0.5.9")
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph")
+    assert "fullgraph is True" in done.stdout
+    assert reports == {}
+
+
+def test_sglang_plugins_that_leaves_us_out_is_said_where_we_are_in_all_the_same(site, launch):
+    """Case 11 of the field."""
+    site("0.5.23")
+    done, reports = launch(*LAUNCHER, *SERVER, GLM5_PLUGINS="no_fullgraph", SGLANG_PLUGINS="other")
+    assert "SGLANG_PLUGINS=other leaves out 'glm5'" in done.stderr
+    assert reports["main"]["notes"] == [
+        "SGLANG_PLUGINS=other leaves out 'glm5': the layer is in this process by its launcher alone"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env", "what", "mend"),
+    [
+        ({"GLM5_PLUGINS": "no_fulgraph"}, "unknown plugin 'no_fulgraph'", "Did you mean 'no_fullgraph'?"),
+        ({"GLM5_PLUGIN": "ep"}, "GLM5_PLUGIN is not a variable", "Did you mean 'GLM5_PLUGINS'?"),
+        ({"GLM5_ON_ERROR": "never"}, "GLM5_ON_ERROR='never' is not valid", "Correct the value"),
+    ],
+)
+@pytest.mark.parametrize("argv", [ENTRY_POINT, LAUNCHER], ids=["entry point", "launcher"])
+def test_a_wrong_setting_stops_the_launch_in_two_lines(site, launch, argv, env, what, mend):
+    """Case 8 of the field: the loader of SGLang swallows exceptions, this it does not."""
+    site("0.5.23")
+    done, _ = launch(*argv, *SERVER, **env)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith("glm5-plugins: ")
+    assert what in first
+    assert mend in second
+
+
+DRIFTED = """
+from glm5_plugins import Patch, hookimpl
+@hookimpl
+def glm5_patches():
+    yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_weights", lambda old: old, "why")
+    yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", lambda old: old, "why")
+"""
+
+
+def test_a_missing_target_stops_the_main_process_before_any_child(site, launch):
+    """Case 5 of the field."""
+    site("0.5.23", drifted=DRIFTED)
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="drifted")
+    assert done.returncode == 1
+    assert "loading" not in done.stdout
+    first, second = done.stderr.splitlines()
+    assert "The plugin 'drifted' is not in force in the main process" in first
+    assert "load_weights" in first
+    assert "GLM5_ON_ERROR=warn" in second
+    assert set(reports) == {"main"}
+
+
+def test_under_warn_it_starts_without_the_plugin_and_says_so(site, launch):
+    site("0.5.23", drifted=DRIFTED)
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="drifted", GLM5_ON_ERROR="warn")
+    assert done.returncode == 0, done.stderr
+    assert "The plugin 'drifted' is not in force in the main process" in done.stderr
+    for role in ("main", "scheduler"):
+        assert [row["verdict"] for row in reports[role]["rows"]] == ["drifted", "skipped"]
+
+
+DEAD = """
+from glm5_plugins import Patch, Stage, hookimpl
+def _wrap(old):
+    def new(*args, **kwargs): return old(*args, **kwargs)
+    return new
+@hookimpl
+def glm5_patches():
+    yield Patch("sglang.srt.entrypoints.engine:Engine.__init__", _wrap, "why", must_fire_by=Stage.ARGUMENTS)
+"""
+
+
+def test_a_dead_patch_stops_the_launch_before_any_child(site, launch):
+    site("0.5.23", dead=DEAD)
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="dead")
+    assert done.returncode == 1
+    assert "Engine.__init__: dead: sglang.srt.entrypoints.engine:Engine.__init__ was not called" in done.stderr
+    assert "loading" not in done.stdout
+    assert reports["main"]["rows"][0]["verdict"] == "dead"
+
+
+RAISES = """
+from glm5_plugins import hookimpl
+@hookimpl(wrapper=True)
+def glm5_model_load(model_runner):
+    raise RuntimeError("oops")
+    yield
+"""
+
+
+def test_a_plugin_that_raises_in_a_child_is_named(site, launch):
+    """Case 20 of the field."""
+    site("0.5.23", raises=RAISES)
+    done, _ = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="raises")
+    assert done.returncode != 0
+    assert "The plugin 'raises' failed in glm5_model_load: RuntimeError: oops" in done.stderr
+
+
+ARGUMENTS = """
+from glm5_plugins import hookimpl
+@hookimpl
+def glm5_server_args(given):
+    return {"ep_size": 4, "enable_mscclpp": True, "cuda_graph_bs": [1, 2], "speculative_algorithm": "NEXTN",
+            "model_loader_extra_config": {"num threads": 16}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "has"),
+    [
+        ((), "'ep_size': 4, 'model_loader_extra_config': '{\"num threads\": 16}'"),
+        ((), "'enable_mscclpp': True"),
+        ((), "'cuda_graph_bs': [1, 2]"),
+        (("--ep-size=2",), "'ep_size': 2"),
+        (("--expert-parallel-size", "2"), "'ep_size': 2"),
+        (("--expert-parallel", "2"), "'ep_size': 2"),
+        (("--speculative-algo", "EAGLE"), "'speculative_algorithm': 'EAGLE'"),
+        (("--model-loader-extra-config", '{"a": "b c"}'), "'model_loader_extra_config': '{\"a\": \"b c\"}'"),
+        (("--ep-size", "1"), "'ep_size': 1"),
+    ],
+)
+def test_arguments_are_added_only_where_the_user_gave_none(site, launch, argv, has):
+    """Case 15 of the field."""
+    site("0.5.23", arguments=ARGUMENTS)
+    done, _ = launch(*ENTRY_POINT, *SERVER, *argv, GLM5_PLUGINS="arguments")
+    assert done.returncode == 0, done.stderr
+    assert has in done.stdout
+
+
+def test_what_is_added_is_said(site, launch):
+    site("0.5.23", arguments=ARGUMENTS)
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="arguments")
+    assert "glm5-plugins: arguments: adds the server argument ep_size=4" in done.stderr
+    assert reports["main"]["rows"][0]["verdict"] == "applied"
+
+
+def test_engine_kwargs_are_added_to_as_well(site, run):
+    site("0.5.23", arguments=ARGUMENTS)
+    out = run(
+        """
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.entrypoints.engine import Engine
+        print(Engine(model_path="x", ep_size=2).server_args.__dict__)
+        """,
+        env={"GLM5_PLUGINS": "arguments"},
+    ).stdout
+    assert "'ep_size': 2, 'enable_mscclpp': True" in out
+
+
+def test_a_report_of_all_processes_in_one_file(site, launch, tmp_path):
+    site("0.5.23")
+    launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph", GLM5_REPORT=str(tmp_path / "all.jsonl"))
+    documents = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert {document["process"]["role"] for document in documents} == {"main", "scheduler", "detokenizer"}
+    assert (tmp_path / "all.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_a_report_that_cannot_be_written_is_said_once_and_stops_nothing(site, launch, tmp_path):
+    site("0.5.23")
+    (tmp_path / "file").touch()
+    done, _ = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph", GLM5_REPORT=str(tmp_path / "file" / "below"))
+    assert done.returncode == 0
+    assert done.stderr.count("cannot be written") == 3  # once in each process
+
+
+def test_a_forked_child_is_not_patched_twice(site, run):
+    site("0.5.23", probe=PROBE)
+    run(
+        """
+        import os
+        from glm5_plugins import bootstrap
+        layer = bootstrap.start("launcher")
+        import sglang.srt.model_executor.model_runner as module
+        method = module.ModelRunner.load_model
+        pid = os.fork()
+        if pid == 0:
+            again = bootstrap.start("entry point")
+            assert again is layer and again.pid == os.getpid()
+            assert module.ModelRunner.load_model is method
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """,
+        env={"GLM5_PLUGINS": "probe"},
+        options=("-W", "ignore"),
+    )
+
+
+@pytest.mark.parametrize("argv", [(), ("--flag",)])
+def test_the_launcher_without_a_module_shows_its_usage(launch, argv):
+    done, _ = launch("-m", "glm5_plugins.launch", *argv)
+    assert done.returncode == 1
+    assert done.stderr.startswith("usage: python -m glm5_plugins.launch MODULE")
+
+
+def test_the_launcher_names_a_module_that_does_not_exist(launch):
+    done, _ = launch("-m", "glm5_plugins.launch", "sglang_absent.launch_server")
+    assert done.returncode == 1
+    assert "no module named 'sglang_absent'" in done.stderr
+
+
+def test_the_line_does_nothing_without_a_variable_and_only_waits_with_one(site, run):
+    root = site("0.5.9")
+    (root / "glm5_plugins.pth").write_text(LINE)
+    code = f"""
+        import site, sys
+        before = set(sys.modules)
+        site.addsitedir({str(root)!r})
+        print(sorted(name for name in set(sys.modules) - before if "glm5" in name or "pluggy" in name))
+    """
+    assert run(code).stdout.strip() == "[]"
+    assert (
+        run(code, env={"GLM5_PLUGINS": "x"}).stdout.strip()
+        == "['glm5_plugins', 'glm5_plugins.autostart', 'glm5_plugins.imports']"
+    )
