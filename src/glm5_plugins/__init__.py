@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from glm5_plugins.errors import NotApplicable as NotApplicable
     from glm5_plugins.hookspecs import hookimpl as hookimpl
     from glm5_plugins.patching import Kind as Kind
+    from glm5_plugins.patching import Outcome as Outcome
     from glm5_plugins.patching import Patch as Patch
     from glm5_plugins.patching import Stage as Stage
+    from glm5_plugins.patching import Verdict as Verdict
     from glm5_plugins.settings.model import PluginSettings as PluginSettings
 
 __all__ = [
@@ -25,9 +27,11 @@ __all__ = [
     "Environment",
     "Kind",
     "NotApplicable",
+    "Outcome",
     "Patch",
     "PluginSettings",
     "Stage",
+    "Verdict",
     "hookimpl",
     "register",
 ]
@@ -37,9 +41,11 @@ _HOME = {
     "Environment": "glm5_plugins.environment",
     "Kind": "glm5_plugins.patching",
     "NotApplicable": "glm5_plugins.errors",
+    "Outcome": "glm5_plugins.patching",
     "Patch": "glm5_plugins.patching",
     "PluginSettings": "glm5_plugins.settings.model",
     "Stage": "glm5_plugins.patching",
+    "Verdict": "glm5_plugins.patching",
     "hookimpl": "glm5_plugins.hookspecs",
 }
 

@@ -14,7 +14,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from glm5_plugins.environment import Environment
-    from glm5_plugins.patching import Patch
+    from glm5_plugins.patching import Outcome, Patch
 
 PROJECT = "glm5_plugins"
 
@@ -69,6 +69,21 @@ def glm5_graph_capture(model_runner: Any, kind: CaptureKind, proceed: Callable[[
     """Wrap the capture of CUDA graphs; each scheduler process, even where SGLang then captures none.
 
     SGLang up to 0.5.13 captures decode before prefill, later versions prefill before decode.
+    """
+
+
+@hookspec
+def glm5_outcome(env: Environment) -> Outcome | None:
+    """Say what became of this plugin in this process so far; asked whenever verdicts are reported.
+
+    For a plugin that works in wrapping hooks: without this, its rows say no more than that the hook is there. A bad
+    verdict is acted on at the end of the step of the start in which it came up.
+
+    Args:
+        env: As in `glm5_patches`.
+
+    Returns:
+        None while there is nothing to say.
     """
 
 
