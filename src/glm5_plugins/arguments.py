@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from glm5_plugins.errors import ConfigurationError, did_you_mean
 
@@ -20,6 +21,9 @@ _FIELD_OF_DESTINATION = {
     "moe_data_parallel_size": "moe_dp_size",
 }
 
+# What a `--config` file switches off, by parser: SGLang drops `flag: false` when it merges the file.
+_switched_off: WeakKeyDictionary[argparse.ArgumentParser, dict[str, Any]] = WeakKeyDictionary()
+
 Additions = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
@@ -27,7 +31,8 @@ def add_where_absent(parser: argparse.ArgumentParser, additions: Additions) -> N
     """Make `parser` add arguments when it parses a command line.
 
     SGLang merges a `--config` file into the command line before it parses, so one look at what reaches the parser
-    sees everything: `--flag=value`, aliases, prefixes and the file.
+    sees everything: `--flag=value`, aliases, prefixes and the file. What the file switches off does not reach it:
+    `note_file` remembers that.
 
     Args:
         parser: A parser that has SGLang's arguments.
@@ -37,10 +42,24 @@ def add_where_absent(parser: argparse.ArgumentParser, additions: Additions) -> N
 
     def parse_with_additions(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         argv = list(sys.argv[1:] if args is None else args)
-        extra = additions(given(parser, parse, argv))
+        extra = additions({**_switched_off.get(parser, {}), **given(parser, parse, argv)})
         return parse([*argv, *flags(parser, extra)], namespace)
 
     setattr(parser, "parse_known_args", parse_with_additions)  # noqa: B010 (mypy sees a method)
+
+
+def note_file(parser: argparse.ArgumentParser, config: Mapping[str, Any]) -> None:
+    """Remember the flags without a value that a `--config` file sets to false.
+
+    Args:
+        parser: The parser that the file is merged for.
+        config: The file's content; keys are spelled as flags, or as fields.
+    """
+    off = {str(key).replace("-", "_") for key, value in config.items() if value is False}
+    for action in parser._actions:
+        names = {action.dest, *(option.lstrip("-").replace("-", "_") for option in action.option_strings)}
+        if action.nargs == 0 and names & off:
+            _switched_off.setdefault(parser, {})[field_of(action.dest)] = False
 
 
 def given(

@@ -25,6 +25,13 @@ def _parser_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]
     return result
 
 
+def _file_merged(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    parser = getattr(bound["self"], "parser", None)
+    if parser is not None and isinstance(bound["config"], dict):
+        arguments.note_file(parser, bound["config"])
+    return proceed()
+
+
 def _engine_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     kwargs = bound.get("kwargs", {})
     if layer.manager.implements("glm5_server_args"):
@@ -117,6 +124,21 @@ _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 SEAMS: tuple[Seam, ...] = (
     Seam("logging", "sglang.srt.utils.common:configure_logger", _logging_configured),
     Seam("arguments", "sglang.srt.server_args:ServerArgs.add_cli_args", _parser_made, needs=("parser",)),
+    Seam(
+        "arguments",
+        "sglang.srt.server_args_config_parser:ConfigArgumentMerger._convert_config_to_args",
+        _file_merged,
+        needs=("config",),
+        requires="sglang>=0.5.8,<0.5.19",
+        ends="the module moved to sglang.srt.utils in 0.5.19",
+    ),
+    Seam(
+        "arguments",
+        "sglang.srt.utils.server_args_config_parser:ConfigArgumentMerger._convert_config_to_args",
+        _file_merged,
+        needs=("config",),
+        requires="sglang>=0.5.19",
+    ),
     Seam("engine", "sglang.srt.entrypoints.engine:Engine.__init__", _engine_made),
     Seam(
         "startup",
