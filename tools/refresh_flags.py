@@ -28,9 +28,10 @@ STANDINS = ROOT / "tests" / "support" / "standins"
 ASK = """
 import argparse, json, sys
 from transformers.models.auto import configuration_auto
-register = configuration_auto._LazyConfigMapping.register
+mapping = configuration_auto._LazyConfigMapping
+register = mapping.register
 # Older versions register model types that the newest transformers knows by itself.
-configuration_auto._LazyConfigMapping.register = lambda self, key, value, exist_ok=False: register(self, key, value, True)
+mapping.register = lambda self, key, value, exist_ok=False: register(self, key, value, True)
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import seams
 from glm5_plugins.environment import Environment, Place, Role
@@ -16,6 +16,7 @@ from glm5_plugins.errors import ConfigurationError, Glm5Error, NotInForce, did_y
 from glm5_plugins.manager import Plugin, PluginManager
 from glm5_plugins.patching import Outcome, Patch, Record, Registry, Stage, Verdict
 from glm5_plugins.report import Report, Row, row_as_json
+from glm5_plugins.rules import Launch
 from glm5_plugins.settings.model import (
     HostSettings,
     layer_variables,
@@ -23,6 +24,9 @@ from glm5_plugins.settings.model import (
     read,
     variables_of,
 )
+
+if TYPE_CHECKING:
+    from glm5_plugins.preset import Preset
 
 _layer: Layer | None = None
 
@@ -84,6 +88,8 @@ class Layer:
         self.env = Environment()
         self.settings = read(HostSettings)
         check_variables()
+        self.preset = self._preset()
+        self.settings = read(HostSettings)
         self.manager = PluginManager()
         self.manager.load(self.settings.plugins)
         for plugin in self.manager:
@@ -97,7 +103,22 @@ class Layer:
         self._captured: set[str] = set()
         self._refused: set[str] = set()
         self._arguments_chosen = False
+        self._added: dict[str, tuple[str, Any]] = {}
         self._notes: list[str] = []
+        if self.preset is not None:
+            self.preset.set_variables(Launch(self.env, {}))
+
+    def _preset(self) -> Preset | None:
+        """The profile that is asked for; from here on settings are read from it too."""
+        if not self.settings.profile:
+            return None
+        from glm5_plugins.preset import Preset
+        from glm5_plugins.settings import profile
+
+        preset = Preset(profile.load(self.settings.profile), self.env)
+        check_variables(preset.profile.options)
+        preset.take_effect_on_settings()
+        return preset
 
     def apply(self) -> None:
         """Put the seams and the patches in."""
@@ -148,12 +169,44 @@ class Layer:
         """
         self._arguments_chosen = True
         try:
-            wanted = self.manager.server_args(self.env, given)
+            complete = dict(given) if self.preset is None else self.preset.complete(given)
+            wanted = self.manager.server_args(self.env, complete)
+            added = {name: value for name, (_, value) in wanted.items()}
+            if self.preset is not None:
+                self.preset.judge({**complete, **added})
         except Glm5Error as error:
             raise stop(error) from None
+        if self.preset is not None:
+            added = {**self.preset.added, **added}
+            self.preset.set_variables(Launch(self.env, {**complete, **added}))
+            self._say_preset(self.preset)
         for name, (plugin, value) in wanted.items():
             self.report.say(logging.INFO, f"{plugin.name}: adds the server argument {name}={value!r}")
-        return {name: value for name, (_, value) in wanted.items()}
+        self._added = {name: (plugin.name, value) for name, (plugin, value) in wanted.items()}
+        return added
+
+    def _say_preset(self, preset: Preset) -> None:
+        for note in preset.notes():
+            self.report.say(logging.INFO, note)
+        for name, value in preset.added.items():
+            self.report.say(logging.INFO, f"profile {preset.profile.name}: adds the server argument {name}={value!r}")
+        for warning in preset.warnings:
+            self.note(warning)
+
+    def resolved(self, values: Mapping[str, Any]) -> None:
+        """Compare what plugins added with what SGLang made of it.
+
+        Args:
+            values: What SGLang goes by, for each field that was added.
+        """
+        for name, (plugin, value) in self._added.items():
+            if name in values and values[name] != value:
+                self.note(f"{plugin}: added {name}={value!r}, and SGLang made it {values[name]!r}")
+
+    @property
+    def added(self) -> Iterable[str]:
+        """The fields that plugins added."""
+        return self._added
 
     def logging_is_up(self) -> None:
         """SGLang has configured logging: say what was kept, and the verdicts."""
@@ -242,6 +295,7 @@ class Layer:
                 "plugins": list(self.settings.plugins),
             },
             "versions": {name: self.env.version_text(name) for name in names},
+            "profile": None if self.preset is None else self.preset.document(),
             "stage": self._stage,
             "rows": [row_as_json(row) for row in self.rows()],
             "seams": [

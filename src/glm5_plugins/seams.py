@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,23 @@ def _logging_configured(layer: Layer, bound: dict[str, Any], proceed: Callable[[
     return result
 
 
+def _resolved(server_args: Any, names: Iterable[str]) -> dict[str, Any]:
+    """What SGLang decided on, by field: the record itself, or from 0.5.19 what stands beside it."""
+    view = server_args
+    with contextlib.suppress(ImportError):
+        from sglang.srt.arg_groups.overrides import resolved_view
+
+        view = resolved_view(server_args)
+    return {name: getattr(view, name) for name in names if hasattr(view, name)}
+
+
 def _launch(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     layer.reach(Stage.ARGUMENTS)
     result = layer.manager.startup(bound["server_args"], proceed)
+    try:
+        layer.resolved(_resolved(bound["server_args"], layer.added))
+    except Exception as error:  # the server is up: a comparison is not worth ending it for
+        layer.note(f"what SGLang made of the added arguments cannot be read: {type(error).__name__}: {error}")
     layer.reach(Stage.STARTUP)
     return result
 

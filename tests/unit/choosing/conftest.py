@@ -62,4 +62,4 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
                 return Answer(None, None, error)
             return Answer(added, manager.outcome(manager.plugins[0], env), None)
 
-    yield put
+    return put

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from glm5_plugins.plugins import moe_autotune
 
 from glm5_plugins import Environment
 from glm5_plugins.patching import Registry, Verdict
-from glm5_plugins.plugins import moe_autotune
 from tests.unit.choosing.conftest import NVFP4, VERSIONS, Ask
 
 CUTLASS = {**NVFP4, "moe_runner_backend": "flashinfer_cutlass"}
@@ -41,9 +41,10 @@ def test_operators_to_skip(ask: Ask, version: str) -> None:
 
 
 def test_wanted_and_switched_off(ask: Ask) -> None:
-    assert "--disable-flashinfer-autotune was given" in ask(
-        "moe_autotune", "0.5.12", disable_flashinfer_autotune=True
-    ).refused
+    assert (
+        "--disable-flashinfer-autotune was given"
+        in ask("moe_autotune", "0.5.12", disable_flashinfer_autotune=True).refused
+    )
 
 
 def should_run(self: SimpleNamespace) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from glm5_plugins.plugins import mscclpp
 
 from glm5_plugins import Environment
-from glm5_plugins.plugins import mscclpp
 from glm5_plugins.rules import Does, Launch, decide
 from tests.unit.choosing.conftest import VERSIONS, Ask
 
