@@ -37,6 +37,6 @@ def glm5_patches() -> Iterator[Patch]:
         using=_answer_once,
         reason="FlashInfer asks nvcc for its version once, before anything is traced",
         requires="flashinfer-python>=0.6.1",
-        upstream="flashinfer/jit/cpp_ext.py, get_cuda_version",
+        upstream="https://github.com/sgl-project/sglang/issues/23386",
         fate="delete when FlashInfer no longer starts a subprocess in a function that is traced",
     )

@@ -63,6 +63,6 @@ def glm5_patches() -> Iterator[Patch]:
         needs=("fullgraph",),
         unless=_why_not_needed,
         refuse=_where_it_corrupts,
-        upstream="sglang/srt/compilation/compile.py, install_torch_compiled",
+        upstream="https://github.com/sgl-project/sglang/pull/10062",
         fate="delete when the oldest supported SGLang is 0.5.22",
     )

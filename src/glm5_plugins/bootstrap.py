@@ -258,6 +258,7 @@ class Layer:
             record.describe(),
             record.reason,
             record.when,
+            record.rebound,
             record.fired,
             tuple(record.notes),
         )

@@ -88,7 +88,8 @@ class Window:
         return Place.ABOVE if lower.contains(public, prereleases=True) else Place.BELOW
 
     def __str__(self) -> str:
-        return f"{self.requirement.name}{self.requirement.specifier}"
+        parts = sorted(map(str, self.requirement.specifier), reverse=True)  # the lower bound first
+        return f"{self.requirement.name}{','.join(parts)}"
 
 
 @dataclass

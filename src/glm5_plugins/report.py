@@ -28,6 +28,7 @@ class Row:
     summary: str
     reason: str
     when: str = ""
+    rebound: int = 0
     fired: int | None = None
     notes: Sequence[str] = ()
 

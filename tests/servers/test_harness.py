@@ -15,6 +15,9 @@ from tests.support.server import ServerError, ServerProcess
 def server(start_server: StartServer) -> Iterator[ServerProcess]:
     with start_server() as server:
         yield server
+        processes = server.processes()
+    assert len(processes) >= 3
+    assert not any(process.alive for process in processes), "some processes outlived the server"
 
 
 def test_an_unmodified_server_answers(server: ServerProcess, sglang_version: str) -> None:
@@ -63,11 +66,3 @@ def test_a_silent_server_is_ended_and_reported(start_server: StartServer, tmp_pa
         server.__enter__()
     assert server.returncode == -signal.SIGTERM
     assert server.processes() == []
-
-
-def test_stop_ends_every_process(start_server: StartServer) -> None:
-    """Nothing is left behind, also by versions that forget their children."""
-    with start_server() as server:
-        processes = server.processes()
-        assert len(processes) >= 3
-    assert not any(process.alive for process in processes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from tests.support.process_tree import Process, tree, wait_gone
 STANDINS = Path(__file__).parent / "standins"
 SGLANG = ("-m", "sglang.launch_server")
 
+_GRPC_OFFSET = 10000  # 0.5.12 and later derive a gRPC port, and refuse to start if that is above 65535
 _OURS = ("GLM5_", "SGLANG_", "PYTEST_")
 _CPU_ARGS = (
     *("--load-format", "dummy"),
@@ -208,10 +210,13 @@ def _exit(code: int) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A port that is free together with its gRPC port; both below what the kernel hands out to clients."""
+    while True:
+        port = random.randrange(20000, 22000)
+        with suppress(OSError), socket.socket() as http, socket.socket() as grpc:
+            http.bind(("127.0.0.1", port))
+            grpc.bind(("127.0.0.1", port + _GRPC_OFFSET))
+            return port
 
 
 def _inherited() -> dict[str, str]:
