@@ -14,7 +14,7 @@ from glm5_plugins import seams
 from glm5_plugins.environment import Environment, Place, Role
 from glm5_plugins.errors import ConfigurationError, Glm5Error, NotInForce, did_you_mean, stop
 from glm5_plugins.manager import Plugin, PluginManager
-from glm5_plugins.patching import Patch, Record, Registry, Stage, Verdict
+from glm5_plugins.patching import Outcome, Patch, Record, Registry, Stage, Verdict
 from glm5_plugins.report import Report, Row, row_as_json
 from glm5_plugins.settings.model import (
     HostSettings,
@@ -95,6 +95,7 @@ class Layer:
         self._stage = "loading"
         self._verified = False
         self._captured: set[str] = set()
+        self._refused: set[str] = set()
         self._notes: list[str] = []
 
     def apply(self) -> None:
@@ -167,6 +168,7 @@ class Layer:
         if stage is Stage.ARGUMENTS:
             self.verify()
         self.registry.expire(stage)
+        self._act_on_outcomes()
         if stage is not Stage.ARGUMENTS:
             self.report.rows(self.rows())
         self._write(stage.value)
@@ -200,7 +202,13 @@ class Layer:
         )
 
     def _hook_row(self, plugin: Plugin, hook: str) -> Row:
-        return Row(plugin.name, hook, Verdict.APPLIED, "applied", "lifecycle hook", fired=self.manager.calls[hook])
+        calls = self.manager.calls[hook]
+        outcome = self.manager.outcome(plugin, self.env)
+        if outcome is None and calls:
+            outcome = Outcome(Verdict.APPLIED, "lifecycle hook")
+        elif outcome is None:
+            outcome = Outcome(Verdict.WAITING, "this process has not come to this step of the start")
+        return Row(plugin.name, hook, outcome.verdict, outcome.verdict.value, outcome.reason, fired=calls)
 
     def _empty_row(self, plugin: Plugin) -> Row:
         verdict, reason = Verdict.NOT_APPLICABLE, "it has nothing to change here"
@@ -242,23 +250,32 @@ class Layer:
             return None
         return _lacking(patch)
 
+    def _act_on_outcomes(self) -> None:
+        for plugin in self.manager:
+            outcome = self.manager.outcome(plugin, self.env)
+            if outcome is not None and outcome.verdict.bad and plugin.name not in self._refused:
+                self._refused.add(plugin.name)
+                who = f"The plugin {plugin.name!r}"
+                self._refuse(who, f"{outcome.verdict.value}: {outcome.reason}", outcome.mend)
+
     def _on_bad_patch(self, record: Record) -> None:
-        self._refuse(record, f"The plugin {record.plugin!r}")
+        self._refuse(f"The plugin {record.plugin!r}", _account(record))
         self.registry.withdraw(record.plugin, "another patch of this plugin cannot be in force")
 
     def _on_bad_seam(self, record: Record) -> None:
-        self._refuse(record, "The layer itself")
+        self._refuse("The layer itself", _account(record))
 
-    def _refuse(self, record: Record, who: str) -> None:
-        what = (
-            f"{who} is not in force in the {self.env.role.value} process: "
-            f"{record.patch.target}: {record.verdict.value}: {record.reason}."
-        )
+    def _refuse(self, who: str, account: str, mend: str = "") -> None:
+        what = f"{who} is not in force in the {self.env.role.value} process: {account.rstrip('.')}."
         if self.settings.on_error == "strict":
             self._write(self._stage)
-            mend = "Take it out of GLM5_PLUGINS, or set GLM5_ON_ERROR=warn to start without it."
-            raise stop(NotInForce(what, mend))
+            ways = "Take it out of GLM5_PLUGINS, or set GLM5_ON_ERROR=warn to start without it."
+            raise stop(NotInForce(what, mend or ways))
         self.report.say(logging.WARNING, what)
+
+
+def _account(record: Record) -> str:
+    return f"{record.patch.target}: {record.verdict.value}: {record.reason}"
 
 
 @cache

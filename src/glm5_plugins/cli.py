@@ -69,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     command("env", _env, "List all GLM5_* variables, their values and where those come from.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
+    from glm5_plugins.warmup import command as warmup
+
+    text = "Build FlashInfer's FP4 modules beforehand, on a machine with or without a GPU, or a folder of them to ship."
+    warmup.add_arguments(command("warmup", _warmup, text))
     return parser
 
 
@@ -216,6 +220,12 @@ def _disable(arguments: argparse.Namespace) -> int:
     print(enable.path())
     _print_text("Removed." if changed else "It was not there.", stream=sys.stderr)
     return FINE
+
+
+def _warmup(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.warmup import command
+
+    return FINE if command.run(arguments) else NOT_IN_FORCE
 
 
 # --- plain text ----------------------------------------------------------------------------------------------
