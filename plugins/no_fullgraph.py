@@ -1,9 +1,4 @@
-"""SGLang's piecewise prefill graph is compiled with `fullgraph=False`, so that graph breaks are allowed.
-
-On a CUDA device this is refused: capture across graph breaks was measured on an H200 with SGLang 0.5.11 to crash
-(illegal memory access) or, worse, to answer with wrong tokens. What works there is to have no break: `fp4_custom_op`,
-or SGLang's own breakable prefill graph.
-"""
+"""SGLang's torch.compile prefill graph may have graph breaks, and still answers as without a graph."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ from typing import Any
 
 from glm5_plugins import Environment, Patch, hookimpl
 from glm5_plugins.environment import Place, Window
+from glm5_plugins.prefill.compiling import COMPILATIONS, Compilation
 
 _WINDOW = "sglang>=0.5.8,<0.5.22"
 _COMPILING_RUNNERS = (
@@ -21,23 +17,14 @@ _COMPILING_RUNNERS = (
 )
 
 
-def _allow_breaks(original: Callable[..., Any]) -> Callable[..., Any]:
+def _compile_whole_or_in_parts(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def install_torch_compiled(*args: Any, **kwargs: Any) -> Any:
-        # Up to 0.5.13 the caller passes fullgraph=True, later it leaves it out: a changed default would not do.
-        return original(*args, **{**kwargs, "fullgraph": False})
+    def install_torch_compiled(module: Any, **arguments: Any) -> Any:
+        compilation = Compilation(original, module, arguments)
+        COMPILATIONS.append(compilation)
+        return compilation.start()
 
     return install_torch_compiled
-
-
-def _where_it_corrupts(env: Environment) -> str | None:
-    if env.cuda_devices == 0:
-        return None
-    return (
-        "with a CUDA device, graphs captured across breaks crash or give wrong tokens (SGLang 0.5.11, H200); "
-        "use the breakable prefill graph: --enable-breakable-cuda-graph on 0.5.11-0.5.13, "
-        "--cuda-graph-backend-prefill breakable from 0.5.14"
-    )
 
 
 def _why_not_needed(env: Environment) -> str | None:
@@ -53,16 +40,15 @@ def _why_not_needed(env: Environment) -> str | None:
 
 @hookimpl
 def glm5_patches() -> Iterator[Patch]:
-    """Force the argument at the one function that all versions go through."""
+    """Take over at the one function that all versions go through."""
     yield Patch(
         target="sglang.srt.compilation.compile:install_torch_compiled",
-        using=_allow_breaks,
-        reason="graph breaks are allowed; SGLang compiles with fullgraph=True",
+        using=_compile_whole_or_in_parts,
+        reason="the model is compiled whole where Dynamo can, else in parts that are not captured",
         requires=_WINDOW,
         ends="the prefill graph is no longer compiled by torch.compile (from 0.5.22), so nothing asks for fullgraph",
-        needs=("fullgraph",),
+        needs=("fullgraph", "backend_factory", "compile_config", "graph_pool"),
         unless=_why_not_needed,
-        refuse=_where_it_corrupts,
         upstream="https://github.com/sgl-project/sglang/pull/10062",
         fate="delete when the oldest supported SGLang is 0.5.22",
     )

@@ -132,15 +132,15 @@ def test_the_other_ways_in_reach_every_process_of_any_version(site, launch, vers
 
 def test_no_fullgraph_takes_effect_on_a_version_that_compiles(site, launch):
     site("0.5.9")
-    done, reports = launch(*LAUNCHER, *SERVER, GLM5_PLUGINS="no_fullgraph", CUDA_VISIBLE_DEVICES="")
-    assert "fullgraph is False" in done.stdout
+    done, reports = launch(*LAUNCHER, *SERVER, GLM5_PLUGINS="no_fullgraph")
+    assert "the backend is a plugin's" in done.stdout
     assert rows(reports["scheduler"], "no_fullgraph")["install_torch_compiled"]["fired"] == 1
 
 
 def test_without_a_way_in_an_old_version_starts_as_it_is(site, launch):
     site("0.5.9")
     done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph")
-    assert "fullgraph is True" in done.stdout
+    assert "the backend is SGLang's own" in done.stdout
     assert reports == {}
 
 
