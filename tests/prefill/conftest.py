@@ -90,6 +90,24 @@ class Runner:
         with self.inside():
             return self.model(self.static[:size])[: len(x)].clone()
 
+    def without_graph(self, x: Any) -> Any:
+        """Run the same prompt, padded alike, through the model as it is written."""
+        import torch
+
+        size = next(size for size in reversed(SIZES) if size >= len(x))
+        with torch.no_grad():
+            padding = torch.zeros(size - len(x), self.model.width)
+            return type(self.model).forward(self.model, torch.cat([x, padding]))[: len(x)].clone()
+
+
+@pytest.fixture(autouse=True)
+def _no_compilations() -> Iterator[None]:
+    from glm5_plugins.prefill.compiling import COMPILATIONS
+
+    COMPILATIONS.clear()
+    yield
+    COMPILATIONS.clear()
+
 
 @pytest.fixture(scope="session")
 def _sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -79,3 +79,94 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x, residual = layer(x, residual)
         return x + residual
+
+
+class WeakOutputs(nn.Module):
+    """The second graph reads what the first one gave out, after it has made memory of its own."""
+
+    width = WIDTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        torch._dynamo.graph_break()
+        return y + self.c(self.b(y))
+
+
+class EagerOutputs(WeakOutputs):
+    """Code between two graphs hands the second one new memory at every call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(raw_quantize(self.a(x)))
+
+
+_buffer = torch.zeros(64, WIDTH)
+
+
+@torch.compiler.disable
+def staged(x: torch.Tensor) -> torch.Tensor:
+    """Code between two graphs that always hands out the same memory."""
+    return _buffer[: len(x)].copy_(x)
+
+
+class Staged(nn.Module):
+    """A layer whose break is at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return staged(self.up(x).relu() + x)
+
+
+class SharedGraph(nn.Module):
+    """Equal layers run one and the same graph, the only one there is, each with its own parameters."""
+
+    width = WIDTH
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Staged() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@torch.compiler.disable
+def new_residual(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(x)
+
+
+@torch.compiler.disable
+def read(residual: torch.Tensor) -> torch.Tensor:
+    return residual.clone()
+
+
+class InPlace(WeakOutputs):
+    """A graph changes a residual in place that code before it made and code after it reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = staged(self.a(x))
+        residual = new_residual(hidden)
+        torch.ops.glm5_test.add_and_normalise(hidden, residual)
+        return read(residual)
+
+
+class Switching(WeakOutputs):
+    """Whole as long as `mode` is 0; another graph for every other even mode, and a break for odd ones."""
+
+    mode = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x) + self.mode
+        if self.mode % 2:
+            y = raw_quantize(y)
+        return self.b(y)
