@@ -360,3 +360,78 @@ def test_the_line_does_nothing_without_a_variable_and_only_waits_with_one(site, 
         run(code, env={"GLM5_PLUGINS": "x"}).stdout.strip()
         == "['glm5_plugins', 'glm5_plugins.autostart', 'glm5_plugins.imports']"
     )
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
+@pytest.mark.parametrize(
+    ("config", "has"),
+    [
+        ('{"ep-size": 2, "enable-mscclpp": false}', "'enable_mscclpp': False, 'ep_size': 2"),
+        ('{"enable_mscclpp": false, "speculative-algorithm": "EAGLE"}', "'enable_mscclpp': False, 'ep_size': 4"),
+    ],
+)
+def test_a_config_file_is_the_users_word_too(site, launch, tmp_path, version, config, has):
+    """Case 15 of the field; SGLang itself drops `flag: false` from a file."""
+    site(version, arguments=ARGUMENTS)
+    (tmp_path / "server.yaml").write_text(config)
+    done, _ = launch(*LAUNCHER, *SERVER, "--config", str(tmp_path / "server.yaml"), GLM5_PLUGINS="arguments")
+    assert done.returncode == 0, done.stderr
+    assert has in done.stdout
+
+
+def test_a_refusal_stops_the_main_process_before_any_child(site, launch):
+    """Case 9 of the field."""
+    site("0.5.23")
+    done, reports = launch(*ENTRY_POINT, *SERVER, "--tp-size", "8", GLM5_PLUGINS="ep", GLM5_EP_SIZE="3")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith("glm5-plugins: ep cannot be in force: an expert parallel size of 3 does not divide")
+    assert second == "  Choose a divisor of 8."
+    assert set(reports) == {"main"}
+
+
+OUTCOME = """
+from glm5_plugins import Outcome, Verdict, hookimpl
+@hookimpl(wrapper=True)
+def glm5_model_load(model_runner):
+    return (yield)
+@hookimpl
+def glm5_outcome(env):
+    return Outcome(Verdict.{verdict}, "there is {text}", "Mend it.") if env.is_child else None
+"""
+
+
+def test_a_plugin_states_its_own_outcome(site, launch):
+    site("0.5.23", outcome=OUTCOME.format(verdict="NOT_NEEDED", text="nothing to do"))
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="outcome")
+    assert done.returncode == 0, done.stderr
+    row = rows(reports["scheduler"], "outcome")["glm5_model_load"]
+    assert (row["verdict"], row["reason"]) == ("not needed", "there is nothing to do")
+    assert rows(reports["main"], "outcome")["glm5_model_load"]["verdict"] == "waiting"
+
+
+@pytest.mark.parametrize("on_error", ["strict", "warn"])
+def test_a_bad_outcome_is_acted_on(site, launch, on_error):
+    site("0.5.23", outcome=OUTCOME.format(verdict="FAILED", text="no communicator"))
+    done, _ = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="outcome", GLM5_ON_ERROR=on_error)
+    assert (done.returncode == 0) == (on_error == "warn")
+    assert "The plugin 'outcome' is not in force in the scheduler process: failed: there is no comm" in done.stderr
+    assert ("Mend it." in done.stderr) == (on_error == "strict")
+
+
+def test_arguments_that_were_made_without_the_parser_are_dead(site, run):
+    site("0.5.23", arguments=ARGUMENTS)
+    done = run(
+        """
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.server_args import ServerArgs
+        Engine._launch_subprocesses(ServerArgs(model_path="x"))
+        """,
+        env={"GLM5_PLUGINS": "arguments"},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "dead: the server arguments were made without SGLang's parser" in done.stderr
