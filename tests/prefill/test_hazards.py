@@ -8,9 +8,9 @@ from importlib import metadata
 
 import pytest
 import torch
+from glm5_plugins.plugins.no_fullgraph import _compile_whole_or_in_parts as plugin
 from packaging.version import Version
 
-from glm5_plugins.plugins.no_fullgraph import _compile_whole_or_in_parts as plugin
 from glm5_plugins.prefill import compiling
 from tests.prefill import models
 from tests.prefill.test_compiling import assert_answers_as_eager, prompts

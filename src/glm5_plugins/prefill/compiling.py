@@ -13,12 +13,17 @@ its parts run compiled, none of them captured. The same holds for a graph made a
 
 from __future__ import annotations
 
+import logging
+import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from glm5_plugins.errors import NotInForce
+
+logger = logging.getLogger("glm5_plugins")
 
 COMPILATIONS: list[Compilation] = []
 """Every compilation of this process, in order."""
@@ -30,12 +35,10 @@ class Graph:
 
     Args:
         split: The graph module that calls the pieces in turn; SGLang puts its own object in place of each.
-        may_capture: Whether SGLang may capture the pieces of this graph.
         released: How many pieces were taken out of SGLang's hands.
     """
 
     split: Any
-    may_capture: bool
     released: int = 0
 
     def pieces(self) -> Iterator[tuple[str, Any]]:
@@ -46,13 +49,12 @@ class Graph:
 
     def release(self) -> None:
         """Let every piece run as compiled for any size: no capture from now on, no replay of what is captured."""
-        self.may_capture = False
         for name, piece in self.pieces():
             vars(self.split)[name] = piece.compiled_graph_for_general_shape
             self.released += 1
 
     def captured(self) -> tuple[int, int]:
-        """How many pieces have been captured at least once, and how many CUDA graphs they are together."""
+        """How many pieces have been captured, and how many CUDA graphs they are together."""
         graphs = [
             sum(entry.cudagraph is not None for entry in piece.concrete_size_entries.values())
             for _, piece in self.pieces()
@@ -76,13 +78,19 @@ class Compilation:
     graphs: list[Graph] = field(default_factory=list)
     break_reason: str = ""
     """Why the model could not be traced whole; empty while it can."""
+    as_written: bool = False
+    """Whether calls run the model as it is written, for comparison."""
+    _breaks_before: int = 0
 
     def start(self) -> Any:
         """Make the model compile when it is first called in a prefill graph."""
-        code = type(self.module).forward.__code__
+        written = type(self.module).forward
+        code = written.__code__
         made = self._install(fullgraph=True)
 
-        def forward(_: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.as_written:
+                return written(module, *args, **kwargs)
             try:
                 return self._run(*args, **kwargs)
             except _refusals() as error:
@@ -100,7 +108,14 @@ class Compilation:
         return made
 
     def _allow_breaks(self, error: BaseException) -> None:
-        self.break_reason = str(error).strip()
+        self.break_reason = _reason(error)
+        self._breaks_before = _counted("graph_break")
+        logger.warning(
+            "glm5-plugins: no_fullgraph: %s cannot be traced whole (%s): compiling it again, with breaks, and without "
+            "CUDA graphs",
+            type(self.module).__name__,
+            self.break_reason,
+        )
         for graph in self.graphs:
             graph.release()
         outer = self.module.forward
@@ -112,7 +127,7 @@ class Compilation:
         from sglang.srt.compilation.backend import SGLangBackend
 
         backend = SGLangBackend(self.arguments["compile_config"], self.arguments["graph_pool"])
-        made = Graph(backend(graph, example_inputs), may_capture=not self.break_reason and not self.graphs)
+        made = Graph(backend(graph, example_inputs))
         compiled = sum(not item.is_splitting_graph for item in backend.piecewise_graphs)
         if len(list(made.pieces())) != compiled:
             raise NotInForce(
@@ -120,10 +135,45 @@ class Compilation:
                 "of a graph, so it cannot keep the others from being captured.",
                 "Take it out of GLM5_PLUGINS, and report the version of SGLang.",
             )
-        if not made.may_capture:
+        if self.break_reason or self.graphs:
             made.release()
         self.graphs.append(made)
         return made.split
+
+    @property
+    def breaks(self) -> int:
+        """How many graph breaks Dynamo has counted in this process since they were allowed."""
+        return _counted("graph_break") - self._breaks_before if self.break_reason else 0
+
+    @property
+    def limit_hit(self) -> bool:
+        """Whether Dynamo has hit its recompile limit: what it compiles no more runs as written."""
+        return _counted("unimplemented", _LIMIT) + _counted("graph_break", _LIMIT) > 0
+
+    def describe(self) -> str:
+        """Say in a sentence how the model was compiled, and what is captured of it."""
+        graphs = f"{_number(len(self.graphs), 'Dynamo graph')}"
+        captured, cuda_graphs = map(sum, zip(*(graph.captured() for graph in self.graphs), strict=True))
+        released = sum(graph.released for graph in self.graphs)
+        pieces = f"{captured} pieces captured in {_number(cuda_graphs, 'CUDA graph')}, {released} uncaptured"
+        if self.break_reason:
+            pieces = f"{_number(self.breaks, 'graph break')} (the first: {self.break_reason}), {pieces}"
+        limit = ", and Dynamo has hit its recompile limit: some of it runs as written" if self.limit_hit else ""
+        return f"{type(self.module).__name__}: {graphs}, {pieces}{limit}"
+
+
+_LIMIT = re.compile("(cache|recompile)[ _](size[ _])?limit")
+
+
+def _counted(section: str, pattern: re.Pattern[str] | None = None) -> int:
+    """What Dynamo has counted in this process under the names that match."""
+    from torch._dynamo.utils import counters
+
+    return sum(count for name, count in counters[section].items() if pattern is None or pattern.search(name))
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _refusals() -> tuple[type[BaseException], ...]:
@@ -131,6 +181,17 @@ def _refusals() -> tuple[type[BaseException], ...]:
     from torch._dynamo import exc
 
     return (exc.Unsupported, exc.FailOnRecompileLimitHit)
+
+
+def _reason(error: BaseException) -> str:
+    """Why Dynamo refused, in one line, with the innermost place in the model's code."""
+    from torch._dynamo import exc
+
+    if isinstance(error, exc.FailOnRecompileLimitHit):
+        return "Dynamo's recompile limit was hit"
+    what = str(error).strip().partition("\n")[0]
+    stack = getattr(error, "real_stack", None)
+    return f"{what}, {Path(stack[-1].filename).name}:{stack[-1].lineno}: {stack[-1].line}" if stack else what
 
 
 def _was_running(code: types.CodeType, error: BaseException) -> bool:
