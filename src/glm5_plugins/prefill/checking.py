@@ -17,6 +17,9 @@ from glm5_plugins.prefill.compiling import Compilation
 
 # Where the version keeps the functions that run one prompt on a model runner: `extend`, and what makes its input.
 _BENCHES = ("sglang.benchmark.one_batch", "sglang.bench_one_batch")  # from 0.5.15, and up to 0.5.14
+# What SGLang up to 0.5.13 sets on a model runner only after it has made the prefill graph.
+_SET_LATER = {"support_pp": False, "hisparse_coordinator": None}
+
 _VOCABULARY = 200
 """Token ids below this are used: every vocabulary has them."""
 
@@ -115,12 +118,14 @@ def _in_place(model_runner: Any, runner: Any) -> Iterator[list[Any]]:
     own = vars(model_runner)
     # From 0.5.14 the runner has can_run_graph and another place to be kept in.
     name = "prefill_cuda_graph_runner" if hasattr(runner, "can_run_graph") else "piecewise_cuda_graph_runner"
-    before = {key: own[key] for key in (name, "forward") if key in own}
-    own.update({name: runner, "forward": watched})
+    later = {key: value for key, value in _SET_LATER.items() if not hasattr(model_runner, key)}
+    put = {name: runner, "forward": watched, **later}
+    before = {key: own[key] for key in put if key in own}
+    own.update(put)
     try:
         yield outputs
     finally:
-        for key in (name, "forward"):
+        for key in put:
             own.pop(key, None)
         own.update(before)
         _empty(model_runner)
