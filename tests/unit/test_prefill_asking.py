@@ -4,9 +4,9 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from glm5_plugins.plugins import no_fullgraph, piecewise
 
 from glm5_plugins import ConfigurationError, Environment, Verdict
-from glm5_plugins.plugins import no_fullgraph, piecewise
 from glm5_plugins.prefill.asking import backend_of
 from glm5_plugins.prefill.upstream import overridden
 from glm5_plugins.rules import Launch
@@ -176,19 +176,19 @@ class ServerArgs(SimpleNamespace):
     """Resolved arguments with everything off."""
 
     def __init__(self, **values):
-        off = dict(
-            device="cuda",
-            moe_a2a_backend="none",
-            disaggregation_mode="null",
-            lora_paths=None,
-            enable_lora=False,
-            load_format="auto",
-            quantization=None,
-            cpu_offload_gb=0,
-            moe_runner_backend="auto",
-            denied=False,
-            mla=False,
-        )
+        off = {
+            "device": "cuda",
+            "moe_a2a_backend": "none",
+            "disaggregation_mode": "null",
+            "lora_paths": None,
+            "enable_lora": False,
+            "load_format": "auto",
+            "quantization": None,
+            "cpu_offload_gb": 0,
+            "moe_runner_backend": "auto",
+            "denied": False,
+            "mla": False,
+        }
         super().__init__(**{**off, **values})
 
     def get_model_config(self):
