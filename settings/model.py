@@ -33,6 +33,11 @@ def take_from_profile(values: Mapping[str, str]) -> None:
     _of_profile.update(values)
 
 
+def from_profile(variable: str) -> str | None:
+    """What the active profile says for a variable."""
+    return _of_profile.get(variable)
+
+
 class _FromProfile(EnvSettingsSource):
     """Reads the active profile as the environment is read."""
 

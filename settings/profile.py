@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from glm5_plugins.errors import ConfigurationError, did_you_mean
 from glm5_plugins.rules import Does, Launch, Rule
@@ -35,6 +36,14 @@ Value = Scalar | list[Scalar] | dict[str, Any]
 _TOO_LATE = re.compile(r"PYTHON[A-Z]+|LD_[A-Z_]+|CUDA_VISIBLE_DEVICES|SGLANG_PLUGINS|GLM5_.*")
 
 
+def _range(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier as error:
+        raise ValueError(f"{text!r} is no version range such as '>=0.5.14,<0.5.20'") from error
+    return text
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,7 +51,7 @@ class _Part(BaseModel):
 class Where(_Part):
     """When a part of a profile holds; what is left out holds always."""
 
-    sglang: str = ""
+    sglang: Annotated[str, AfterValidator(_range)] = ""
     """A range of versions, such as `>=0.5.14,<0.5.20`."""
     architecture: tuple[str, ...] = ()
     """Families of GPUs: sm90, sm100, sm120."""
@@ -50,18 +59,6 @@ class Where(_Part):
     """For each field the values that it may have, SGLang's defaults included."""
     absent: tuple[str, ...] = ()
     """Fields that nobody gave."""
-
-    @field_validator("sglang")
-    @classmethod
-    def _is_range(cls, text: str) -> str:
-        if text:
-            from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
-            try:
-                SpecifierSet(text)
-            except InvalidSpecifier as error:
-                raise ValueError(f"{text!r} is no version range such as '>=0.5.14,<0.5.20'") from error
-        return text
 
     def holds(self, launch: Launch) -> bool:
         """Whether this part is about the launch."""
@@ -118,7 +115,7 @@ class Profile(_Part):
     name: str
     """How GLM5_PROFILE calls it: the name of its file."""
     summary: str
-    sglang: str
+    sglang: Annotated[str, AfterValidator(_range)]
     """The versions it is meant for."""
     hardware: str
     source: tuple[str, ...]
@@ -161,7 +158,23 @@ class Profile(_Part):
 
     def table(self) -> tuple[Rule, ...]:
         """Its rules, as the table of a plugin."""
-        return tuple(condition.rule() for condition in self.rules)
+        meant = (
+            Rule(
+                Does.WARN,
+                f"the profile is meant for SGLang {self.sglang}, and this is {{sglang}}",
+                "Choose another profile (`glm5-plugins profiles`), or upgrade.",
+                when=lambda launch: not launch.is_sglang(self.sglang),
+            ),
+            Rule(
+                Does.WARN,
+                f"the profile is meant for {self.hardware}, and this GPU is {{arch}}",
+                "Choose another profile (`glm5-plugins profiles`).",
+                when=lambda launch: (
+                    bool(self.architecture) and launch.architecture not in (*self.architecture, "none", "unknown")
+                ),
+            ),
+        )
+        return (*meant, *(condition.rule() for condition in self.rules))
 
     def fits(self, launch: Launch) -> bool:
         """Whether the model's name is one of its own, and the GPU of its family where that is known."""

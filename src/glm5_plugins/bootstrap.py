@@ -204,6 +204,11 @@ class Layer:
                 self.note(f"{plugin}: added {name}={value!r}, and SGLang made it {values[name]!r}")
 
     @property
+    def chooses_arguments(self) -> bool:
+        """Whether a plugin or a profile may add server arguments."""
+        return self.preset is not None or self.manager.implements("glm5_server_args")
+
+    @property
     def added(self) -> Iterable[str]:
         """The fields that plugins added."""
         return self._added
@@ -324,11 +329,13 @@ class Layer:
         """Whoever makes `ServerArgs` himself goes past the parser, and so past the plugins that choose arguments."""
         if self._arguments_chosen or self.env.is_child:
             return
-        for plugin in self.manager:
-            if self.manager.implements("glm5_server_args", plugin):
-                account = "dead: the server arguments were made without SGLang's parser, so nothing was added to them"
-                mend = "Give Engine the arguments themselves, or make them with ServerArgs.add_cli_args and a parser."
-                self._refuse(f"The plugin {plugin.name!r}", account, mend)
+        names = [plugin.name for plugin in self.manager if self.manager.implements("glm5_server_args", plugin)]
+        who = [f"The plugin {name!r}" for name in names]
+        who += [] if self.preset is None else [f"The profile {self.preset.profile.name!r}"]
+        for one in who:
+            account = "dead: the server arguments were made without SGLang's parser, so nothing was added to them"
+            mend = "Give Engine the arguments themselves, or make them with ServerArgs.add_cli_args and a parser."
+            self._refuse(one, account, mend)
 
     def _act_on_outcomes(self) -> None:
         for plugin in self.manager:

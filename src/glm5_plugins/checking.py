@@ -386,7 +386,7 @@ def _spell(added: Mapping[str, tuple[str, Any]], found: Judgement) -> list[str]:
 
 def _whole(command: Command, found: Judgement, extra: Sequence[str]) -> str:
     """The command with everything that would be added."""
-    front = command.front or ("python", "-m", "sglang.launch_server")
+    front = [word for word in command.front if word != "--"] or ("python", "-m", "sglang.launch_server")
     # In front of a container's command they would be set outside of it: they go behind -e, by a person.
     variables = {} if command.in_container else found.variables
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,6 +44,16 @@ class Command:
         """The SGLang version that a container image or a pip command in front names."""
         found = [match[1] for word in self.front for match in [_VERSION.search(word)] if match is not None]
         return found[-1] if found else None
+
+    @property
+    def program(self) -> list[str]:
+        """What to run, with the layer in front: SGLang up to 0.5.10 has no other way in that needs no set-up."""
+        words = [word for word in self.front if _ASSIGNMENT.fullmatch(word) is None and word not in ("env", "--")]
+        if not words:
+            words = [sys.executable, "-m", "sglang.launch_server"]
+        if words[-2:] == ["-m", "sglang.launch_server"]:
+            words[-1:] = ["glm5_plugins.launch", "sglang.launch_server"]
+        return [*words, *self.flags]
 
     @property
     def in_container(self) -> bool:
@@ -117,7 +128,7 @@ def _start(words: Sequence[str]) -> int:
         if word.endswith("sglang/launch_server.py"):
             return index + 1
     if words and words[0].startswith("--"):
-        return 0
+        return 1 if words[0] == "--" else 0
     what = " ".join(words)[:60] or "nothing"
     raise CommandError(
         f"There is no launch of SGLang in {what!r}.",

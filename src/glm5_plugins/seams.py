@@ -21,7 +21,7 @@ Around = Callable[["Layer", "dict[str, Any]", Callable[[], Any]], Any]
 
 def _parser_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     result = proceed()
-    if layer.manager.implements("glm5_server_args"):
+    if layer.chooses_arguments:
         arguments.add_where_absent(bound["parser"], layer.server_args)
     return result
 
@@ -35,7 +35,7 @@ def _file_merged(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]
 
 def _engine_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     kwargs = bound.get("kwargs", {})
-    if layer.manager.implements("glm5_server_args"):
+    if layer.chooses_arguments:
         if "server_args" in kwargs:
             layer.note("Engine(server_args=…) was given a finished record: plugins add no arguments to it")
         else:

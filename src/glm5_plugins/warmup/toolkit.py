@@ -45,6 +45,9 @@ FIRST_CUDA: dict[Arch, tuple[str, str]] = {
     (9, 0): ("12.0", "90a"),
 }
 
+# Where FlashInfer looks last.
+SYSTEM_HOME = Path("/usr/local/cuda")
+
 NEEDED_BYTES = 1 << 30
 
 
@@ -63,8 +66,11 @@ class Toolkit:
     @classmethod
     def here(cls) -> Toolkit:
         """The toolkit of this process."""
-        paths = sysconfig.get_paths()
-        return cls(os.environ, tuple(dict.fromkeys(Path(paths[key]) for key in ("purelib", "platlib"))))
+        sites = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec("nvidia")
+            sites += [str(Path(place).parent) for place in (spec.submodule_search_locations if spec else None) or ()]
+        return cls(os.environ, tuple(dict.fromkeys(map(Path, sites))))
 
     @property
     def given(self) -> tuple[str, str] | None:
@@ -77,16 +83,8 @@ class Toolkit:
     @cached_property
     def wheels(self) -> tuple[Path, ...]:
         """The folders of CUDA wheels, the first one with an nvcc first."""
-        found = [folder / WHEEL_HOME for folder in self._roots() if (folder / WHEEL_HOME).is_dir()]
+        found = [folder / WHEEL_HOME for folder in self.site if (folder / WHEEL_HOME).is_dir()]
         return tuple(sorted(found, key=lambda home: not (home / "bin/nvcc").is_file()))
-
-    def _roots(self) -> Iterator[Path]:
-        yield from self.site
-        with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec("nvidia")
-            for place in (spec.submodule_search_locations if spec else None) or ():
-                if Path(place).parent not in self.site:
-                    yield Path(place).parent
 
     @cached_property
     def home(self) -> Path | None:
@@ -98,8 +96,8 @@ class Toolkit:
             for home in (Path(found).parent.parent, Path(found).resolve().parent.parent, _behind_wrapper(Path(found))):
                 if home is not None and (home / "include/cuda_runtime.h").is_file():
                     return home
-        if Path("/usr/local/cuda/bin/nvcc").is_file():
-            return Path("/usr/local/cuda")
+        if (SYSTEM_HOME / "bin/nvcc").is_file():
+            return SYSTEM_HOME
         for home in self.wheels:
             if (home / "bin/nvcc").is_file():
                 return home
@@ -111,7 +109,7 @@ class Toolkit:
         if self.given is not None or self.home is None:
             return False
         found = shutil.which("nvcc", path=self.environ.get("PATH"))
-        return self.home != (Path(found).parent.parent if found else Path("/usr/local/cuda"))
+        return self.home != (Path(found).parent.parent if found else SYSTEM_HOME)
 
     @cached_property
     def nvcc(self) -> Path | None:

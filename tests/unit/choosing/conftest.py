@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from glm5_plugins.settings.model import take_from_profile
 
 from glm5_plugins import Environment, Outcome
 from glm5_plugins.errors import Glm5Error
@@ -63,3 +64,10 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
             return Answer(added, manager.outcome(manager.plugins[0], env), None)
 
     return put
+
+
+@pytest.fixture(autouse=True)
+def _no_profile() -> Iterator[None]:
+    """A profile that one test takes settings from is gone for the next."""
+    yield
+    take_from_profile({})
