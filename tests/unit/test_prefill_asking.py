@@ -225,3 +225,70 @@ def test_a_rule_that_cannot_be_told_is_named_too():
     del args.device
     (found,) = overridden(Launch(on("0.5.13"), {}), "tc_piecewise", args)
     assert found.startswith("a device other than CUDA (cannot be told here: AttributeError")
+
+
+class BreakableCudaGraphRunner:
+    """Named like SGLang's."""
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Run piecewise's hook around a prefill capture, on resolved arguments and what the capture returned."""
+    monkeypatch.setattr(piecewise, "_seen", [])
+
+    def run(server_args, result, **runner):
+        hook = piecewise.glm5_graph_capture(SimpleNamespace(server_args=server_args, **runner), "prefill")
+        next(hook)
+        with pytest.raises(StopIteration) as stopped:
+            hook.send((result,))
+        assert stopped.value.value == (result,)
+        return piecewise.glm5_outcome(on("0.5.14"))
+
+    return run
+
+
+ASKED = SimpleNamespace(cuda_graph_config=SimpleNamespace(prefill=SimpleNamespace(backend="breakable")))
+
+
+def test_a_graph_that_is_made_is_said_to_be(capture):
+    outcome = capture(ASKED, SimpleNamespace(runner=BreakableCudaGraphRunner()), prefill_cuda_graph_runner=None)
+    assert (outcome.verdict, outcome.reason) == (Verdict.APPLIED, "the prefill graph is made (breakable)")
+
+
+def test_a_graph_is_found_where_old_versions_keep_it(capture):
+    outcome = capture(ServerArgs(), None, piecewise_cuda_graph_runner=BreakableCudaGraphRunner())
+    assert outcome.verdict is Verdict.APPLIED
+
+
+def test_a_graph_that_is_not_made_though_asked_for_stops_the_launch(capture, monkeypatch):
+    monkeypatch.setattr(Environment, "cuda_devices", 1)
+    outcome = capture(ASKED, SimpleNamespace(runner=None))
+    assert outcome.verdict is Verdict.FAILED
+    assert outcome.mend
+
+
+def test_none_is_expected_without_a_gpu(capture, monkeypatch):
+    monkeypatch.setattr(Environment, "cuda_devices", 0)
+    assert capture(ASKED, SimpleNamespace(runner=None)).verdict is Verdict.NOT_APPLICABLE
+
+
+def test_the_main_process_names_the_rules_and_a_request_that_came_to_nothing(ask, monkeypatch):
+    monkeypatch.setattr(piecewise, "_seen", [])
+    monkeypatch.setattr(piecewise, "_overridden", [])
+    monkeypatch.setattr(piecewise, "Environment", lambda: on("0.5.13"))
+    ask(piecewise, "0.5.13")()
+    for args, verdict, text in (
+        (
+            ServerArgs(denied=True, pp_size=2),
+            Verdict.APPLIED,
+            "left it off for: the model's architecture",
+        ),
+        (ServerArgs(disable_piecewise_cuda_graph=True), Verdict.FAILED, "turned the prefill graph off all the same"),
+    ):
+        hook = piecewise.glm5_startup(args)
+        next(hook)
+        with pytest.raises(StopIteration):
+            hook.send(("started",))
+        outcome = piecewise.glm5_outcome(on("0.5.13"))
+        assert outcome.verdict is verdict
+        assert text in outcome.reason

@@ -18,6 +18,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,9 @@ class Compilation:
 
     def backend(self, graph: Any, example_inputs: list[Any]) -> Any:
         """Split and compile one Dynamo graph as SGLang does, and decide whether it may be captured."""
-        from sglang.srt.compilation.backend import SGLangBackend
-
-        backend = SGLangBackend(self.arguments["compile_config"], self.arguments["graph_pool"])
+        backend = import_module("sglang.srt.compilation.backend").SGLangBackend(
+            self.arguments["compile_config"], self.arguments["graph_pool"]
+        )
         made = Graph(backend(graph, example_inputs))
         compiled = sum(not item.is_splitting_graph for item in backend.piecewise_graphs)
         if len(list(made.pieces())) != compiled:
