@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,13 +148,13 @@ def _with_file(argv: Sequence[str], remarks: list[Remark]) -> tuple[list[str], d
     at = words.index("--config")
     file = Path(words[at + 1])
     try:
-        import yaml
-
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        yaml = import_module("yaml")  # SGLang has it, this layer does not ask for it
     except ImportError:
         remarks.append(Remark("note", f"--config {file} is not read: PyYAML is not installed here."))
         return words, {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    try:
+        content = dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         remarks.append(Remark("error", f"--config {file} cannot be read: {error}.", "Give a YAML file."))
         return words, {}
     merged: list[str] = []

@@ -540,7 +540,7 @@ def test_a_rule_of_a_profile_stops_the_main_process(site, launch, profile):
         (("GLM5_EP_SIZE", "GLM5_EP_SIZ"), "Did you mean 'GLM5_EP_SIZE'?"),
         (('GLM5_EP_SIZE = "4"', 'GLM5_EP_SIZE = "x"'), "The profile's GLM5_EP_SIZE='x' is not valid"),
         (('plugins = ["ep"]', 'plugins = ["epp"]'), "unknown plugin 'epp'"),
-        (("tp_size = 8", "tpp_size = 8"), "Did you mean 'tp_size'?"),
+        (("loader_extra_config", "loader_extra_confg"), "Did you mean 'model_loader_extra_config'?"),
     ],
 )
 def test_a_mistake_in_a_profile_stops_the_launch(site, launch, profile, change, says):
