@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from glm5_plugins.environment import Environment as Environment
     from glm5_plugins.errors import ConfigurationError as ConfigurationError
     from glm5_plugins.errors import NotApplicable as NotApplicable
+    from glm5_plugins.findings import Finding as Finding
     from glm5_plugins.hookspecs import hookimpl as hookimpl
     from glm5_plugins.patching import Kind as Kind
     from glm5_plugins.patching import Outcome as Outcome
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigurationError",
     "Environment",
+    "Finding",
     "Kind",
     "NotApplicable",
     "Outcome",
@@ -38,6 +40,7 @@ _HOME = {
     "ConfigurationError": "glm5_plugins.errors",
     "Environment": "glm5_plugins.environment",
     "Kind": "glm5_plugins.patching",
+    "Finding": "glm5_plugins.findings",
     "NotApplicable": "glm5_plugins.errors",
     "Outcome": "glm5_plugins.patching",
     "Patch": "glm5_plugins.patching",

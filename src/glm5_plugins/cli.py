@@ -82,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     command("env", _env, "List all GLM5_* variables, their values and where those come from.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
+    from glm5_plugins.warmup import command as warmup
+
+    text = "Build FlashInfer's FP4 modules beforehand, on a machine with or without a GPU, or a folder of them to ship."
+    warmup.add_arguments(command("warmup", _warmup, text))
     return parser
 
 
@@ -231,7 +235,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"Rules of {', '.join(judged.rules_of)}")
     for plugin, outcome in judged.outcomes.items():
         print(f"Plugin {plugin}: {outcome}")
-    _print_findings(judged.remarks)
+    _print_findings(judged.findings)
     for title, rows in (
         ("Would be added", [("", flag, f"by {who}") for who, flag in judged.added]),
         ("Would be set", [("", f"{name}={value}", "") for name, value in judged.variables.items()]),
@@ -249,9 +253,9 @@ def _launch(arguments: argparse.Namespace) -> int:
 
     typed = command.read(arguments.words or ["--"])
     judged = checking.judge(typed, None, arguments.arch, arguments.profile)
-    errors = [remark for remark in judged.remarks if remark.level == "error"]
-    for remark in errors:
-        _complain(Glm5Error(remark.what, remark.mend), NOT_IN_FORCE)
+    errors = [remark for finding in judged.findings if finding.level == "error"]
+    for finding in errors:
+        _complain(Glm5Error(finding.what, finding.mend), NOT_IN_FORCE)
     if arguments.json:
         return _print_json(dataclasses.asdict(judged) | {"sound": judged.sound}, bool(errors))
     if arguments.print:
@@ -338,6 +342,12 @@ def _disable(arguments: argparse.Namespace) -> int:
     print(enable.path())
     _print_text("Removed." if changed else "It was not there.", stream=sys.stderr)
     return FINE
+
+
+def _warmup(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.warmup import command
+
+    return FINE if command.run(arguments) else NOT_IN_FORCE
 
 
 # --- plain text ----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from pydantic_core import PydanticUndefined
 from glm5_plugins import enable, hookspecs, source
 from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
+from glm5_plugins.findings import Finding
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
 from glm5_plugins.seams import SEAMS
@@ -122,15 +123,6 @@ class PluginRow:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something a person should know, and what to do about it."""
-
-    level: Literal["error", "warning", "note"]
-    what: str
-    mend: str = ""
-
-
-@dataclass(frozen=True)
 class Way:
     """One way for the layer to get into processes."""
 
@@ -175,6 +167,7 @@ def examine(environment: Environment | None = None) -> Diagnosis:
     rows = tuple(examine_plugin(name, env, wanted) for name in wanted if name in PluginManager.known())
     findings += _unfit(rows, wanted)
     findings += _rivals(rows)
+    findings += _preflight(rows, env)
     ways, processes = _entrances(env)
     if wanted:
         findings += _reached(processes, env)
@@ -215,7 +208,7 @@ def examine_plugin(name: str, env: Environment, requested: Sequence[str] = ()) -
         if (wrong := next((o for o in options if o.error), None)) is not None:
             raise ConfigurationError(wrong.error)
         patches = tuple(_examine_patch(patch, env) for patch in _patches(plugin, env))
-        verdict, reason = _verdict(plugin, patches)
+        verdict, reason = _verdict(plugin, patches, env)
     except Glm5Error as error:
         verdict, reason = "refused", error.what
     except Exception as error:  # a plugin's own code
@@ -250,12 +243,16 @@ def _hooks(plugin: Plugin) -> tuple[str, ...]:
 
 def _patches(plugin: Plugin, env: Environment) -> list[Patch]:
     """Collect a plugin's patches as a server would, with the plugins it needs."""
+    return [patch for owner, patch in _loaded(plugin).patches(env) if owner.name == plugin.name]
+
+
+def _loaded(plugin: Plugin) -> PluginManager:
     names = [plugin.name]
     for name in names:
         names += [other for other in PluginManager.find(name).requires if other not in names]
     manager = PluginManager()
     manager.load(names)
-    return [patch for owner, patch in manager.patches(env) if owner.name == plugin.name]
+    return manager
 
 
 def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
@@ -296,7 +293,7 @@ def _moved(patch: Patch) -> str:
     return f"; `{patch.path[-1]}` is defined in {', '.join(places)}" if places else ""
 
 
-def _verdict(plugin: Plugin, patches: Sequence[PatchRow]) -> tuple[Standing, str]:
+def _verdict(plugin: Plugin, patches: Sequence[PatchRow], env: Environment) -> tuple[Standing, str]:
     """A plugin is in force whole or not at all: the worst patch decides, and one that is ready outweighs the idle."""
     for patch in patches:
         if patch.verdict in ("drifted", "conflict", "failed"):
@@ -304,8 +301,12 @@ def _verdict(plugin: Plugin, patches: Sequence[PatchRow]) -> tuple[Standing, str
     ready = sum(patch.verdict == "ready" for patch in patches)
     if ready:
         return "ready", f"{ready} of {len(patches)} patches" if len(patches) > 1 else patches[0].why
-    hooks = [hook for hook in _hooks(plugin) if hook != "glm5_patches"]
+    hooks = [hook for hook in _hooks(plugin) if hook in (*hookspecs.WRAPPING, "glm5_server_args")]
     if hooks:
+        manager = _loaded(plugin)
+        outcome = manager.outcome(next(one for one in manager if one.name == plugin.name), env)
+        if outcome is not None:
+            return typing.cast(Standing, outcome.verdict.value), outcome.reason
         return "ready", "by " + ", ".join(hooks)
     for standing in ("not needed", "not applicable"):
         for patch in patches:
@@ -379,6 +380,12 @@ def _rivals(rows: Iterable[PluginRow]) -> list[Finding]:
                 what = f"The plugins {rival!r} and {row.name!r} both replace {patch.target}."
                 findings.append(Finding("error", what, "Take one of them out of GLM5_PLUGINS."))
     return findings
+
+
+def _preflight(rows: Iterable[PluginRow], env: Environment) -> list[Finding]:
+    """What plugins that would be in force find wrong with this machine."""
+    ready = [PluginManager.find(row.name) for row in rows if row.verdict == "ready"]
+    return [finding for plugin in ready for finding in _loaded(plugin).findings(env)]
 
 
 # --- variables -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from glm5_plugins.environment import Environment
+    from glm5_plugins.findings import Finding
     from glm5_plugins.patching import Outcome, Patch
 
 PROJECT = "glm5_plugins"
@@ -84,6 +85,18 @@ def glm5_outcome(env: Environment) -> Outcome | None:
 
     Returns:
         None while there is nothing to say.
+    """
+
+
+@hookspec
+def glm5_preflight(env: Environment) -> Iterable[Finding]:  # type: ignore[empty-body]
+    """Check what this plugin needs on this machine; asked by `glm5-plugins doctor`, never by a server.
+
+    Args:
+        env: As in `glm5_patches`.
+
+    Returns:
+        What is wrong; nothing where all is well. SGLang, FlashInfer and PyTorch must not be imported for it.
     """
 
 

@@ -15,12 +15,13 @@ from glm5_plugins.errors import ConfigurationError, NotInForce, PluginError, did
 
 if TYPE_CHECKING:
     from glm5_plugins.environment import Environment
+    from glm5_plugins.findings import Finding
     from glm5_plugins.hookspecs import CaptureKind
     from glm5_plugins.patching import Outcome, Patch
     from glm5_plugins.settings.model import PluginSettings
 
 # Bundled plugins: `glm5_plugins.plugins.<name>`.
-BUNDLED = ("cuda_version", "ep", "moe_autotune", "moe_runner", "mscclpp", "no_fullgraph", "sbo")
+BUNDLED = ("cuda_version", "ep", "fp4_warmup", "moe_autotune", "moe_runner", "mscclpp", "no_fullgraph", "sbo")
 
 # Third-party plugins: an entry point of this group names a module or object with hook implementations.
 GROUP = "glm5_plugins"
@@ -195,6 +196,10 @@ class PluginManager:
         with self._attributing("glm5_outcome"):
             found: list[Outcome] = self._caller("glm5_outcome", plugin)(env=env)
         return found[0] if found else None
+
+    def findings(self, env: Environment) -> list[Finding]:
+        """Let every plugin check what it needs on this machine."""
+        return [finding for _, findings in self._collect("glm5_preflight", env=env) for finding in findings]
 
     def _collect(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
         results = []
