@@ -253,7 +253,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
     typed = command.read(arguments.words or ["--"])
     judged = checking.judge(typed, None, arguments.arch, arguments.profile)
-    errors = [remark for finding in judged.findings if finding.level == "error"]
+    errors = [finding for finding in judged.findings if finding.level == "error"]
     for finding in errors:
         _complain(Glm5Error(finding.what, finding.mend), NOT_IN_FORCE)
     if arguments.json:
