@@ -236,7 +236,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"Rules of {', '.join(judged.rules_of)}")
     for plugin, outcome in judged.outcomes.items():
         print(f"Plugin {plugin}: {outcome}")
-    _print_findings(judged.remarks)
+    _print_findings(judged.findings)
     for title, rows in (
         ("Would be added", [("", flag, f"by {who}") for who, flag in judged.added]),
         ("Would be set", [("", f"{name}={value}", "") for name, value in judged.variables.items()]),
@@ -254,9 +254,9 @@ def _launch(arguments: argparse.Namespace) -> int:
 
     typed = command.read(arguments.words or ["--"])
     judged = checking.judge(typed, None, arguments.arch, arguments.profile)
-    errors = [remark for remark in judged.remarks if remark.level == "error"]
-    for remark in errors:
-        _complain(Glm5Error(remark.what, remark.mend), NOT_IN_FORCE)
+    errors = [finding for finding in judged.findings if finding.level == "error"]
+    for finding in errors:
+        _complain(Glm5Error(finding.what, finding.mend), NOT_IN_FORCE)
     if arguments.json:
         return _print_json(dataclasses.asdict(judged) | {"sound": judged.sound}, bool(errors))
     if arguments.print:
