@@ -86,10 +86,10 @@ def test_a_whole_graph_made_again_before_capture_is_captured(runner):
     one.capture()
     (compilation,) = compiling.COMPILATIONS
     assert_answers_as_eager(one, model)
-    first, again = (graph.captured() for graph in compilation.graphs)
+    first, *_, again = (graph.captured() for graph in compilation.graphs)
     assert first == (0, 0)
     assert again[0] == 1
-    assert again[1] >= 2  # SGLang's first call of a graph captures nothing, so its size runs as compiled
+    assert again[1] >= 1  # the sizes that come while Dynamo still makes graphs run as compiled
     assert not compilation.break_reason
 
 
@@ -129,15 +129,15 @@ def test_sglang_alone_is_stopped_by_it(runner):
         assert_answers_as_eager(one, model)
 
 
-def test_beyond_the_recompile_limit_it_runs_eagerly_and_says_so(runner, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+def test_beyond_the_recompile_limit_it_runs_eagerly_and_says_so(runner):
     one = runner(plugin)
     model = models.Switching()
-    one.prepare(model)
-    one.capture()
-    for mode in range(0, 16, 2):
-        model.mode = mode
-        assert_answers_as_eager(one, model)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        one.prepare(model)
+        one.capture()
+        for mode in range(0, 16, 2):
+            model.mode = mode
+            assert_answers_as_eager(one, model)
     (compilation,) = compiling.COMPILATIONS
     assert compilation.limit_hit
 
