@@ -112,17 +112,18 @@ def test_sglang_alone_is_stopped_by_it(runner):
         assert_answers_as_eager(one, model)
 
 
-def test_beyond_the_recompile_limit_it_runs_eagerly_and_says_so(runner, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+def test_beyond_the_recompile_limit_it_runs_as_written_and_says_so(runner):
     one = runner(plugin)
     model = models.Switching()
-    one.prepare(model)
-    one.capture()
-    for mode in range(0, 16, 2):
-        model.mode = mode
-        assert_answers_as_eager(one, model)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        one.prepare(model)
+        one.capture()
+        for mode in range(0, 16, 2):
+            model.mode = mode
+            assert_answers_as_eager(one, model)
     (compilation,) = compiling.COMPILATIONS
     assert compilation.limit_hit
+    assert "Dynamo has hit its recompile limit" in compilation.describe()
 
 
 def test_an_error_of_the_running_model_is_not_taken_for_a_break(runner):
