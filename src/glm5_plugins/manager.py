@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 BUNDLED = (
     "cuda_version",
     "ep",
+    "fp4_custom_op",
+    "fp4_graph_break",
     "fp4_warmup",
     "moe_autotune",
     "moe_runner",

@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import arguments
@@ -52,10 +53,8 @@ def _logging_configured(layer: Layer, bound: dict[str, Any], proceed: Callable[[
 def _resolved(server_args: Any, names: Iterable[str]) -> dict[str, Any]:
     """What SGLang decided on, by field: the record itself, or from 0.5.19 what stands beside it."""
     view = server_args
-    with contextlib.suppress(ImportError):
-        from sglang.srt.arg_groups.overrides import resolved_view
-
-        view = resolved_view(server_args)
+    with contextlib.suppress(ImportError, AttributeError):
+        view = import_module("sglang.srt.arg_groups.overrides").resolved_view(server_args)
     return {name: getattr(view, name) for name in names if hasattr(view, name)}
 
 

@@ -540,13 +540,13 @@ def test_a_profiles_variables_reach_the_children(site, launch, profile):
     assert reports["scheduler"]["profile"]["set"] == {}
 
 
-def test_what_comes_too_late_for_the_main_process_is_said(site, launch, profile):
+@pytest.mark.parametrize(("way", "late"), [(ENTRY_POINT, {"PROFILED", "OMP_NUM_THREADS"}), (LAUNCHER, set())])
+def test_what_comes_too_late_for_the_main_process_is_said(site, launch, profile, way, late):
     """By the entry point, SGLang is imported first."""
     site("0.5.23")
-    _, reports = launch(*ENTRY_POINT, "--model", "X", GLM5_PROFILE=profile)
-    assert set(reports["main"]["profile"]["late"]) == {"PROFILED", "OMP_NUM_THREADS"}
-    _, reports = launch(*LAUNCHER, "--model", "X", GLM5_PROFILE=profile)
-    assert reports["main"]["profile"]["late"] == []
+    done, reports = launch(*way, "--model", "X", GLM5_PROFILE=profile)
+    assert set(reports["main"]["profile"]["late"]) == late
+    assert ("too late for what this process has loaded already" in done.stderr) == bool(late)
 
 
 def test_the_user_wins_over_the_profile(site, launch, profile):
@@ -574,7 +574,7 @@ def test_a_rule_of_a_profile_stops_the_main_process(site, launch, profile):
         (("GLM5_EP_SIZE", "GLM5_EP_SIZ"), "Did you mean 'GLM5_EP_SIZE'?"),
         (('GLM5_EP_SIZE = "4"', 'GLM5_EP_SIZE = "x"'), "The profile's GLM5_EP_SIZE='x' is not valid"),
         (('plugins = ["ep"]', 'plugins = ["epp"]'), "unknown plugin 'epp'"),
-        (("tp_size = 8", "tpp_size = 8"), "Did you mean 'tp_size'?"),
+        (("loader_extra_config", "loader_extra_confg"), "Did you mean 'model_loader_extra_config'?"),
     ],
 )
 def test_a_mistake_in_a_profile_stops_the_launch(site, launch, profile, change, says):
