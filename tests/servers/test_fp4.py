@@ -57,7 +57,8 @@ BINDINGS = """
         found[name] = getattr(value, "__module__", None)
     for function in ("fp4_quantize", "block_scale_interleave", "nvfp4_block_scale_interleave"):
         found["flashinfer:" + function] = getattr(flashinfer, function).__module__
-    found["FlashInfer's own"] = flashinfer.fp4_quantization.fp4_quantize.__module__
+    own = importlib.import_module("flashinfer.fp4_quantization")  # from 0.6.7 on a module of re-exports
+    found["FlashInfer's own"] = own.fp4_quantize.__module__
     rows = {record.patch.target: [record.verdict.value, record.reason] for record in registry}
     registry.restore()
     left = [name for name, module in held.items() if "glm5" in str(getattr(module, name.partition(":")[2], None))]
