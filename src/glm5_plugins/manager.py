@@ -31,6 +31,7 @@ BUNDLED = (
     "moe_runner",
     "mscclpp",
     "no_fullgraph",
+    "piecewise",
     "sbo",
 )
 
