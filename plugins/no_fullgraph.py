@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from glm5_plugins import Environment, Patch, hookimpl
-from glm5_plugins.environment import Place, Window
+from glm5_plugins.probes import SourceLacks
 
-_WINDOW = "sglang>=0.5.8,<0.5.22"
-_COMPILING_RUNNERS = (
-    "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
-    "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
+_NOTHING_COMPILES = SourceLacks(
+    (
+        "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
+        "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
+    ),
+    "this SGLang has no prefill graph that torch.compile makes, so nothing asks for fullgraph",
 )
 
 
@@ -40,17 +42,6 @@ def _where_it_corrupts(env: Environment) -> str | None:
     )
 
 
-def _why_not_needed(env: Environment) -> str | None:
-    """Decide by symbols where the version cannot: builds from source, and forks."""
-    if env.place(Window.parse(_WINDOW)) is not Place.UNKNOWN:
-        return None
-    from glm5_plugins import source
-
-    if all(source.lacks(target) for target in _COMPILING_RUNNERS):
-        return "this SGLang has no prefill graph that torch.compile makes, so nothing asks for fullgraph"
-    return None
-
-
 @hookimpl
 def glm5_patches() -> Iterator[Patch]:
     """Force the argument at the one function that all versions go through."""
@@ -58,10 +49,10 @@ def glm5_patches() -> Iterator[Patch]:
         target="sglang.srt.compilation.compile:install_torch_compiled",
         using=_allow_breaks,
         reason="graph breaks are allowed; SGLang compiles with fullgraph=True",
-        requires=_WINDOW,
+        requires="sglang>=0.5.8,<0.5.22",
         ends="the prefill graph is no longer compiled by torch.compile (from 0.5.22), so nothing asks for fullgraph",
+        outside=_NOTHING_COMPILES,
         needs=("fullgraph",),
-        unless=_why_not_needed,
         refuse=_where_it_corrupts,
         upstream="https://github.com/sgl-project/sglang/pull/10062",
         fate="delete when the oldest supported SGLang is 0.5.22",

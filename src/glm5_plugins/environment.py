@@ -98,9 +98,11 @@ class Environment:
     Args:
         versions: Version texts by distribution name that stand in for what is installed (for tests and for
             asking about a version one does not have).
+        roots: Folders whose packages' source stands in for that of what is installed; given with `versions`.
     """
 
     versions: dict[str, str | None] = field(default_factory=dict)
+    roots: tuple[Path, ...] | None = None
 
     def version_text(self, distribution: str) -> str | None:
         """Return the installed version as its metadata spells it, or None when it is not installed."""

@@ -68,6 +68,9 @@ class Patch:
         kind: `WRAP`, or `REPLACE` when the old object is not used; two REPLACE on one target are a conflict.
         requires: Version windows that must all hold, as in `sglang>=0.5.9,<0.5.22`.
         ends: What ended the windows that have an upper bound; said to users of newer versions.
+        outside: Reads upstream's source and returns what shows that it is outside the windows, or None. It decides
+            where a version cannot be placed (builds from source, forks), and the contract tests hold it to the
+            windows in every release.
         needs: Names of parameters that the target must have.
         unless: Asked before applying; returns why the patch is not needed here, or None.
         refuse: Asked before applying; returns why the patch must not be applied here, or None.
@@ -88,6 +91,7 @@ class Patch:
     kind: Kind = Kind.WRAP
     requires: str | Sequence[str] = ()
     ends: str = ""
+    outside: Probe | None = None
     needs: Sequence[str] = ()
     unless: Probe | None = None
     refuse: Probe | None = None
@@ -274,8 +278,8 @@ class Registry:
 
     def judge(self, patch: Patch) -> tuple[Verdict, str]:
         """Say whether `patch` is for these versions and this machine; nothing is imported or changed."""
-        for window in patch.windows:
-            place = self.env.place(window)
+        places = [self.env.place(window) for window in patch.windows]
+        for window, place in zip(patch.windows, places, strict=True):
             name = window.requirement.name
             here = f"{name} {self.env.version_text(name)}"
             if place is Place.ABSENT:
@@ -284,6 +288,8 @@ class Registry:
                 return Verdict.NOT_APPLICABLE, f"{here} is older than {window}"
             if place is Place.ABOVE:
                 return Verdict.NOT_NEEDED, f"{here}: {patch.ends}"
+        if Place.UNKNOWN in places and patch.outside is not None and (why := patch.outside(self.env)):
+            return Verdict.NOT_NEEDED, why
         if patch.refuse is not None and (why := patch.refuse(self.env)):
             return Verdict.FAILED, f"refused: {why}"
         if patch.unless is not None and (why := patch.unless(self.env)):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import arguments
-from glm5_plugins.patching import Patch, Stage
+from glm5_plugins.environment import Environment, Place, Window
+from glm5_plugins.patching import Patch, Probe, Stage
+from glm5_plugins.probes import SourceHas
 
 if TYPE_CHECKING:
     from glm5_plugins.bootstrap import Layer
@@ -78,6 +80,7 @@ class Seam:
         needs: Parameters relied on.
         requires: The versions that go through this function.
         ends: What ended the window.
+        outside: As in `Patch.outside`.
     """
 
     step: str
@@ -86,6 +89,7 @@ class Seam:
     needs: tuple[str, ...] = ()
     requires: str = "sglang>=0.5.8"
     ends: str = ""
+    outside: Probe | None = None
 
     def patch(self, layer: Layer) -> Patch:
         """The patch that puts the layer around this function."""
@@ -107,6 +111,7 @@ class Seam:
             reason=f"the layer goes around: {self.step}",
             requires=self.requires,
             ends=self.ends,
+            outside=self.outside,
             needs=self.needs,
         )
 
@@ -146,7 +151,8 @@ SEAMS: tuple[Seam, ...] = (
         f"{_RUNNER}.init_decode_cuda_graph",
         _capture_decode,
         requires="sglang>=0.5.14,<0.5.16",
-        ends="start-up goes through cuda_graph_setup from 0.5.16; the method is left, and is not called",
+        ends="from 0.5.16 start-up goes past the method, straight to what it calls",
+        outside=SourceHas(f"{_SETUP}:capture_decode_graph", "start-up goes past the method, straight to what it calls"),
     ),
     Seam(
         "decode capture",
@@ -167,7 +173,10 @@ SEAMS: tuple[Seam, ...] = (
         f"{_RUNNER}.init_prefill_cuda_graph",
         _capture_prefill,
         requires="sglang>=0.5.14,<0.5.16",
-        ends="start-up goes through cuda_graph_setup from 0.5.16; the method is left, and is not called",
+        ends="from 0.5.16 start-up goes past the method, straight to what it calls",
+        outside=SourceHas(
+            f"{_SETUP}:capture_prefill_graph", "start-up goes past the method, straight to what it calls"
+        ),
     ),
     Seam(
         "prefill capture",
@@ -177,3 +186,19 @@ SEAMS: tuple[Seam, ...] = (
         requires="sglang>=0.5.16",
     ),
 )
+
+
+def here(env: Environment) -> Iterator[Seam]:
+    """The seams of this SGLang: by its version, or by its source where that cannot be placed."""
+    for seam in SEAMS:
+        place = env.place(Window.parse(seam.requires))
+        if place is Place.INSIDE or (place is Place.UNKNOWN and _in_source(seam, env)):
+            yield seam
+
+
+def _in_source(seam: Seam, env: Environment) -> bool:
+    from glm5_plugins import source  # not in a server whose version is known
+
+    if source.lacks(seam.target, seam.needs, env.roots) is not None:
+        return False
+    return seam.outside is None or seam.outside(env) is None
