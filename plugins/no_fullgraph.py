@@ -33,6 +33,7 @@ def _allow_breaks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _where_it_corrupts(env: Environment) -> str | None:
+    """A CUDA device replays what was captured across a break."""
     if env.cuda_devices == 0:
         return None
     return (

@@ -67,7 +67,8 @@ def first_uses(
     names: Collection[str], roots: Sequence[Path] | None = None, packages: Sequence[str] = PACKAGES
 ) -> dict[str, Use]:
     """One use of each name that has any; reads each file at most once, and parses few."""
-    wanted, found = set(names), {}
+    wanted = set(names)
+    found: dict[str, Use] = {}
     for package in packages:
         for file in _files(package, roots):
             for use in _uses_in(file, wanted):

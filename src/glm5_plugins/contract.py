@@ -1,13 +1,13 @@
 """What the layer relies on in upstream's source, patch by patch and seam by seam, checked against one release.
 
-A contract has three parts. Inside its version windows the target is there with the parameters relied on, something
-uses it, and `Patch.outside` has nothing to say. Outside of them upstream's source shows why: the target is gone, nothing
-uses it, or `outside` or `unless` says what came in its place. A window that the source does not bear out is a breach.
+Inside the version windows of a contract the target is there with the parameters relied on, something uses it, and
+`Patch.outside` has nothing to say. Outside of them upstream's source shows why: the target is gone, nothing uses it, or
+`outside` or `unless` says what came in its place. A window that the source does not bear out is a breach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from glm5_plugins import callers, source
@@ -80,6 +80,16 @@ def patches(name: str, env: Environment) -> list[Patch]:
     return [patch for owner, patch in manager.patches(env) if owner.name == name]
 
 
+def example_options(name: str) -> dict[str, str]:
+    """Variables that set each option of a plugin to its example, so that no patch is left out for want of one."""
+    options = PluginManager.find(name).options
+    if options is None:
+        return {}
+    prefix = options.model_config.get("env_prefix", "")
+    fields = options.model_fields.items()
+    return {f"{prefix}{field}".upper(): str(info.examples[0]) for field, info in fields if info.examples}
+
+
 def check(every: Sequence[Contract], env: Environment) -> Iterator[Breach]:
     """Yield the contracts that do not hold in the releases of `env`; nothing of them is imported.
 
@@ -127,7 +137,7 @@ def _used(about: Iterable[Contract], env: Environment) -> set[Contract]:
 
 
 def _problem(
-    contract: Contract, env: Environment, places: dict[Window, Place], lacking: str | None, used: set[Contract]
+    contract: Contract, env: Environment, places: Mapping[Window, Place], lacking: str | None, used: set[Contract]
 ) -> str | None:
     unused = None if contract in used else "nothing uses it"
     outside = contract.outside(env) if contract.outside is not None else None

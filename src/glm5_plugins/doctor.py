@@ -260,9 +260,9 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
     at = ""
     if verdict is Verdict.WAITING:
         lacking = source.lacks(patch.target, patch.needs, env.roots)
-        standing, reason = (
-            ("ready", "its target is there") if lacking is None else ("drifted", lacking + _moved(patch, env))
-        )
+        standing, reason = "ready", "its target is there"
+        if lacking is not None:
+            standing, reason = "drifted", lacking + _moved(patch, env)
         try:
             at = str(source.find(patch.target, env.roots))
         except source.Missing as missing:

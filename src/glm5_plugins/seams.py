@@ -117,6 +117,7 @@ class Seam:
 
 
 _RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+_PAST_THE_METHOD = "start-up goes past the method, straight to what it calls"
 _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 
 SEAMS: tuple[Seam, ...] = (
@@ -151,8 +152,8 @@ SEAMS: tuple[Seam, ...] = (
         f"{_RUNNER}.init_decode_cuda_graph",
         _capture_decode,
         requires="sglang>=0.5.14,<0.5.16",
-        ends="from 0.5.16 start-up goes past the method, straight to what it calls",
-        outside=SourceHas(f"{_SETUP}:capture_decode_graph", "start-up goes past the method, straight to what it calls"),
+        ends=f"{_PAST_THE_METHOD}, from 0.5.16",
+        outside=SourceHas(f"{_SETUP}:capture_decode_graph", _PAST_THE_METHOD),
     ),
     Seam(
         "decode capture",
@@ -173,10 +174,8 @@ SEAMS: tuple[Seam, ...] = (
         f"{_RUNNER}.init_prefill_cuda_graph",
         _capture_prefill,
         requires="sglang>=0.5.14,<0.5.16",
-        ends="from 0.5.16 start-up goes past the method, straight to what it calls",
-        outside=SourceHas(
-            f"{_SETUP}:capture_prefill_graph", "start-up goes past the method, straight to what it calls"
-        ),
+        ends=f"{_PAST_THE_METHOD}, from 0.5.16",
+        outside=SourceHas(f"{_SETUP}:capture_prefill_graph", _PAST_THE_METHOD),
     ),
     Seam(
         "prefill capture",

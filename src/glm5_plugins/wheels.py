@@ -63,7 +63,7 @@ class Release:
         """The distributions that it requires in exactly one version."""
         (file,) = self.root.glob(f"{self.distribution.replace('-', '_')}-{self.version}.dist-info/METADATA")
         lines = HeaderParser().parsestr(file.read_text(encoding="utf-8")).get_all("Requires-Dist") or ()
-        found = {}
+        found: dict[str, str] = {}
         for requirement in map(Requirement, lines):
             parts = list(requirement.specifier)
             if len(parts) == 1 and parts[0].operator == "==" and requirement.marker is None:
@@ -75,7 +75,7 @@ class Release:
 
 
 def environment(*releases: Release) -> Environment:
-    """The surroundings of a process that has these releases, what they pin, and neither SGLang nor FlashInfer besides."""
+    """The surroundings of a process that has these releases and what they pin, and no other SGLang or FlashInfer."""
     versions: dict[str, str | None] = {}
     for release in reversed(releases):
         versions |= release.pins

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from glm5_plugins import wheels
-from glm5_plugins.contract import Contract, contracts
+from glm5_plugins.contract import Contract, contracts, example_options
 from glm5_plugins.environment import Environment, Place
-from glm5_plugins.manager import BUNDLED, PluginManager
+from glm5_plugins.manager import BUNDLED
 
 
 def _environments() -> Iterator[Environment]:
@@ -31,12 +31,8 @@ def label(env: Environment) -> str:
     return f"sglang-{sglang}" if sglang else f"flashinfer-{env.version_text('flashinfer-python')}"
 
 
-# No plugin leaves a patch out because an option is not set: those with an example are set to it.
 for name in BUNDLED:
-    options = PluginManager.find(name).options
-    for field, info in options.model_fields.items() if options is not None else ():
-        if info.examples:
-            os.environ.setdefault(f"{options.model_config['env_prefix']}{field}".upper(), str(info.examples[0]))
+    os.environ.update(example_options(name))
 
 ENVIRONMENTS = list(_environments())
 

@@ -55,23 +55,11 @@ def definitions(target: str, env: Environment) -> set[tuple[Path, int]]:
 def test_only_the_contracts_on_the_target_fail(mutation: Mutation, tmp_path: Path) -> None:
     contract, env = mutation.contract, mutation.env
     places = definitions(contract.target, env)
-    affected = {
-        (one.owner, one.target)
-        for one in in_force(env)
-        if definitions(one.target, env) & places and (not mutation.parameter or mutation.parameter in one.needs)
-    } | {
-        (one.owner, one.target)
-        for one in contracts(env)
-        if isinstance(one.outside, SourceHas)
-        and definitions(one.outside.target, env) & places
-        and not mutation.parameter
-    }
+    affected = set(touched(mutation, places))
     mutated = apply(mutation, places, tmp_path)
-    breaches = list(check(contracts(mutated), mutated))
-    assert {(one.contract.owner, one.contract.target) for one in breaches} == affected
-    (ours,) = {
-        str(one) for one in breaches if (one.contract.owner, one.contract.target) == (contract.owner, contract.target)
-    }
+    breaches = {(one.contract.owner, one.contract.target): str(one) for one in check(contracts(mutated), mutated)}
+    assert breaches.keys() == affected
+    ours = breaches[contract.owner, contract.target]
     assert contract.owner in ours
     assert contract.target in ours
     assert f"{contract.distribution} {env.version_text(contract.distribution)}" in ours
@@ -79,6 +67,21 @@ def test_only_the_contracts_on_the_target_fail(mutation: Mutation, tmp_path: Pat
         assert f"{contract.name}_renamed" in ours
     if mutation.parameter:
         assert f"does not take `{mutation.parameter}`; did you mean `{mutation.parameter}_renamed`?" in ours
+
+
+def touched(mutation: Mutation, places: set[tuple[Path, int]]) -> Iterator[tuple[str, str]]:
+    """The contracts on a definition, and those whose window ends because it is there."""
+    here = in_force(mutation.env)
+    for one in contracts(mutation.env):
+        if one in here and definitions(one.target, mutation.env) & places:
+            if not mutation.parameter or mutation.parameter in one.needs:
+                yield one.owner, one.target
+        elif (
+            isinstance(one.outside, SourceHas)
+            and not mutation.parameter
+            and definitions(one.outside.target, mutation.env) & places
+        ):
+            yield one.owner, one.target
 
 
 def apply(mutation: Mutation, places: set[tuple[Path, int]], folder: Path) -> Environment:
@@ -102,11 +105,9 @@ def edit(text: str, line: int, mutation: Mutation) -> str:
     node, lines = statement(text, line), text.splitlines()
     first, last = span(node)
     if mutation.parameter:
-        (argument,) = [
-            one
-            for one in ast.walk(node)
-            if isinstance(one, ast.arg) and one.arg == mutation.parameter and owns(node, one)
-        ]
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        own = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        (argument,) = [one for one in own if one.arg == mutation.parameter]
         row, column = argument.lineno - 1, argument.col_offset
         lines[row] = lines[row][:column] + f"{mutation.parameter}_renamed" + lines[row][column + len(argument.arg) :]
     elif mutation.how == "renamed":
@@ -125,13 +126,6 @@ def span(node: ast.stmt) -> tuple[int, int]:
     """The first line of a statement, decorators included, and the one after its last; from 0."""
     assert node.end_lineno is not None
     return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) - 1, node.end_lineno
-
-
-def owns(node: ast.stmt, argument: ast.arg) -> bool:
-    """Whether a parameter is the function's own, not one of a function in it."""
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    arguments = node.args
-    return argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
 
 
 def overlay(root: Path, copy: Path, changed: dict[Path, str]) -> Path:
