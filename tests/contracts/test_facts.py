@@ -69,6 +69,9 @@ SRT = "sglang/srt"
 FP4_UTILS = f"{SRT}/layers/quantization/fp4_utils.py"
 LOADS_PLUGINS = r"^\s+load_plugins\(\)"
 SCHEDULER, DETOKENIZER = f"{SRT}/managers/scheduler.py", f"{SRT}/managers/detokenizer_manager.py"
+SERVER_ARGS = "sglang.srt.server_args:ServerArgs"
+NEW_HOME = "flashinfer.quantization.fp4_quantization:fp4_quantize"
+OLD_HOME = "flashinfer.fp4_quantization:fp4_quantize"
 FP4_QUANTIZE = "flashinfer:fp4_quantize"
 
 FACTS = (
@@ -82,9 +85,7 @@ FACTS = (
     Fact("the scheduler loads plugins", "sglang", ">=0.5.11", says(SCHEDULER, LOADS_PLUGINS)),
     Fact("the detokenizer loads plugins", "sglang", ">=0.5.22", says(DETOKENIZER, LOADS_PLUGINS)),
     Fact("fp4_quantize is SGLang's own operator", "sglang", ">=0.5.12", says(FP4_UTILS, "flashinfer_fp4_quantize")),
-    Fact(
-        "SGLang keeps a copy of raw fp4_quantize", "sglang", ">=0.5.12", says(FP4_UTILS, "as _flashinfer_fp4_quantize")
-    ),
+    Fact("SGLang keeps a copy of the raw one", "sglang", ">=0.5.12", says(FP4_UTILS, "as _flashinfer_fp4_quantize")),
     Fact("a prefill graph is compiled, <= 0.5.13", "sglang", "<0.5.14", calls("PiecewiseCudaGraphRunner")),
     Fact("a prefill graph is compiled, >= 0.5.14", "sglang", ">=0.5.14,<0.5.22", calls("TcPiecewiseCudaGraphBackend")),
     Fact(
@@ -105,11 +106,12 @@ FACTS = (
         ">=0.5.8",
         calls("install_torch_compiled", lambda use: use.positional <= 1 and not use.spread),
     ),
+    Fact("arguments are resolved apart from construction", "sglang", ">=0.5.19", has(f"{SERVER_ARGS}.resolve_once")),
     Fact(
-        "ServerArgs resolves itself in resolve_once",
+        "Python calls ServerArgs.__post_init__",
         "sglang",
-        ">=0.5.20",
-        has("sglang.srt.server_args:ServerArgs.resolve_once"),
+        "<0.5.20",
+        lambda root: any("dataclass" in one for one in find(SERVER_ARGS, [root]).decorators),
     ),
     Fact(
         "--enable-breakable-cuda-graph",
@@ -122,13 +124,13 @@ FACTS = (
         "fp4 quantization is a package",
         "flashinfer-python",
         ">=0.6.7",
-        has("flashinfer.quantization.fp4_quantization:fp4_quantize"),
+        has(NEW_HOME),
     ),
     Fact(
         "the old module still leads to it",
         "flashinfer-python",
         ">=0.6.1",
-        has("flashinfer.fp4_quantization:fp4_quantize"),
+        has(OLD_HOME),
     ),
     Fact("fp4_quantize has a backend", "flashinfer-python", ">=0.6.8", has(FP4_QUANTIZE, "backend")),
     Fact(
