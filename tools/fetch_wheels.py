@@ -31,7 +31,12 @@ def main(versions: list[str]) -> int:
         for name, version in _wanted(versions):
             at_hand = any(release.version == version for release in wheels.cached(name))
             print(f"{name} {version}: {'at hand' if at_hand else 'fetching'}", flush=True)
-            wheels.fetch(name, version)
+            try:
+                wheels.fetch(name, version)
+            except wheels.NoWheel as error:
+                if versions != ["all"]:
+                    raise
+                print(error.what)
     except Glm5Error as error:
         print(error, file=sys.stderr)
         return 1

@@ -15,9 +15,9 @@ from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.manager import BUNDLED, PluginManager
 from glm5_plugins.patching import Patch, Probe
 from glm5_plugins.seams import SEAMS
+from glm5_plugins.wheels import IMPORTED_AS
 
-DISTRIBUTIONS = {"sglang": "sglang", "flashinfer": "flashinfer-python"}
-"""The distribution that brings each top-level package."""
+_DISTRIBUTIONS = {package: distribution for distribution, package in IMPORTED_AS.items()}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Contract:
     def distribution(self) -> str:
         """The distribution that the target is in."""
         package = self.target.partition(":")[0].partition(".")[0]
-        return DISTRIBUTIONS.get(package, package)
+        return _DISTRIBUTIONS.get(package, package)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
@@ -24,11 +23,15 @@ from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from glm5_plugins import source
 from glm5_plugins.environment import Environment
 from glm5_plugins.errors import Glm5Error
 
 OLDEST = {"sglang": Version("0.5.8"), "flashinfer-python": Version("0.6.1")}
 """The oldest version of each distribution that this project looks at."""
+
+IMPORTED_AS = {"sglang": "sglang", "flashinfer-python": "flashinfer"}
+"""The top-level package of each distribution."""
 
 # Any wheel of a version will do, for its source is read, not run: the first that pip finds.
 _PYTHONS = ("3.11", "3.12", "3.13", "3.10")
@@ -37,6 +40,10 @@ _PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_
 
 class WheelError(Glm5Error):
     """A version is not to be had."""
+
+
+class NoWheel(WheelError):
+    """The index has a version of this number at most as source, or has none."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +68,17 @@ class Release:
     @functools.cached_property
     def pins(self) -> dict[str, str]:
         """The distributions that it requires in exactly one version."""
-        (file,) = self.root.glob(f"{self.distribution.replace('-', '_')}-{self.version}.dist-info/METADATA")
-        lines = HeaderParser().parsestr(file.read_text(encoding="utf-8")).get_all("Requires-Dist") or ()
         found: dict[str, str] = {}
-        for requirement in map(Requirement, lines):
+        for requirement in map(Requirement, self._metadata.requires or ()):
             parts = list(requirement.specifier)
             if len(parts) == 1 and parts[0].operator == "==" and requirement.marker is None:
                 found[canonicalize_name(requirement.name)] = parts[0].version
         return found
+
+    @property
+    def _metadata(self) -> metadata.Distribution:
+        unpacked = metadata.distributions(name=self.distribution, path=[str(self.root)])
+        return next(iter(unpacked), None) or metadata.distribution(self.distribution)
 
     def __str__(self) -> str:
         return f"{self.distribution} {self.version}"
@@ -100,7 +110,9 @@ def cached(distribution: str) -> list[Release]:
 
 
 def listed(distribution: str) -> list[str]:
-    """The versions that the index has a wheel of, from `OLDEST` on, oldest first; pre-releases do not count.
+    """The versions that the index has, from `OLDEST` on, oldest first; pre-releases do not count.
+
+    Some versions of pip list those too that have no wheel: `fetch` tells.
 
     Raises:
         WheelError: pip cannot say.
@@ -120,7 +132,8 @@ def fetch(distribution: str, version: str) -> Release:
     """A release from the cache, or else downloaded by pip into it.
 
     Raises:
-        WheelError: The index has no wheel of it, or pip cannot get it.
+        NoWheel: The index has no wheel of it.
+        WheelError: pip cannot get it.
     """
     name = canonicalize_name(distribution)
     wanted = folder() / f"{name}-{version}"
@@ -132,7 +145,8 @@ def fetch(distribution: str, version: str) -> Release:
             if done.returncode == 0:
                 break
         else:
-            raise WheelError(
+            known = re.search(r"\(from versions: (?!none)", done.stderr) is not None
+            raise (NoWheel if known else WheelError)(
                 f"pip cannot download a wheel of {name} {version}: {_last_line(done.stderr)}",
                 f"`pip index versions {name}` lists the versions there are.",
             )
@@ -147,6 +161,7 @@ def unpack(wheel: Path, into: Path) -> Release:
         WheelError: There is no such file, or it is no wheel.
     """
     try:
+        wheel.stat()
         name, version, _, _ = parse_wheel_filename(wheel.name)
         with zipfile.ZipFile(wheel) as archive:
             members = [one for one in archive.namelist() if one.endswith((".py", ".dist-info/METADATA"))]
@@ -171,12 +186,43 @@ def _keep(wheel: Path, name: str, version: str) -> Release:
 
 
 def installed(distribution: str) -> Release | None:
-    """The release that is installed here, or None; its source is found by the import system, not below `root`."""
+    """The release that is installed here, editable or not; None where there is none or its source is not found."""
     try:
-        found = metadata.distribution(distribution)
-    except metadata.PackageNotFoundError:
+        version = metadata.version(distribution)
+        file = source.find(IMPORTED_AS[canonicalize_name(distribution)]).file
+    except (metadata.PackageNotFoundError, source.Missing):
         return None
-    return Release(canonicalize_name(distribution), found.version, Path(str(found.locate_file(""))))
+    return Release(canonicalize_name(distribution), version, file.parent.parent)
+
+
+def find(distribution: str, wanted: str, scratch: Path, download: bool = False) -> Release:
+    """A release by version or by the path of its wheel: the one installed, one from the cache, or a download.
+
+    Args:
+        distribution: Its name.
+        wanted: A version, or the path of a `.whl`.
+        scratch: A folder to unpack a wheel into.
+        download: Whether pip may fetch it.
+
+    Raises:
+        WheelError: It is not at hand; the text says how to get it.
+    """
+    name = canonicalize_name(distribution)
+    if wanted.endswith(".whl"):
+        release = unpack(Path(wanted), Path(tempfile.mkdtemp(dir=scratch)))
+        if release.distribution != name:
+            raise WheelError(f"{wanted} is a wheel of {release.distribution}, not of {name}.", f"Give one of {name}.")
+        return release
+    here = installed(name)
+    for release in ([] if here is None else [here]) + cached(name):
+        if release.version == wanted:
+            return release
+    if download:
+        return fetch(name, wanted)
+    raise WheelError(
+        f"{name} {wanted} is neither installed here nor in {folder()}.",
+        "Add --download to fetch its wheel with pip, or give the path of a wheel in place of the version.",
+    )
 
 
 def _any_wheel(python: str) -> Iterator[str]:
