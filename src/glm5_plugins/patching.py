@@ -398,18 +398,19 @@ class Registry:
     def _replaced_by(self, record: Record) -> str | None:
         """Say who has taken the target over since, or None when our object is reached from it."""
         assert record._site is not None
-        current = _function_of(inspect.getattr_static(record._site.holder, record._site.name, None))
-        hooks = rebinding.sglang_hooks(record.patch.target)
+        target = record.patch.target
+        hooks = rebinding.sglang_hooks(target)
         for kind, source in hooks:
             if kind == "replace":
-                return f"{source} replaces {record.patch.target} through SGLang's own hook registry"
+                return f"{source} replaces {target} through SGLang's own hook registry"
         record.notes = [f"{source} hooks it too ({kind})" for kind, source in hooks]
+        current = _in_place(record.patch, record._site)
         seen = 0
         while current is not record._new and seen < 32:
             current = getattr(current, "__wrapped__", None)
             seen += 1
             if current is None:
-                return f"something else has put its own object in place of {record.patch.target}"
+                return _taken_over(record.patch)
         return None
 
     def expire(self, stage: Stage) -> None:
@@ -442,6 +443,27 @@ class Registry:
         record._site.reset()
         rebinding.unbind(record._new, record._old, record.patch)
         record._site = record._old = record._new = None
+
+
+def _in_place(patch: Patch, site: Site) -> Any:
+    """The function that is now reached under a patch's target; a class on the way may have been replaced."""
+    module = sys.modules.get(patch.module)
+    if module is not None:
+        try:
+            site = locate(module, patch.path)
+        except Drift:
+            return None
+    return _function_of(inspect.getattr_static(site.holder, site.name, None))
+
+
+def _taken_over(patch: Patch) -> str:
+    """Say who has put something in place of a patch, or of a class that it is in."""
+    for depth in range(len(patch.path) - 1, 0, -1):
+        owner = f"{patch.module}:{'.'.join(patch.path[:depth])}"
+        for kind, source in rebinding.sglang_hooks(owner):
+            if kind == "replace":
+                return f"{source} replaces {owner}, without the change, through SGLang's own hook registry"
+    return f"something else has put its own object in place of {patch.target}"
 
 
 def _bases_that_define(site: Site | None) -> Iterator[str]:
