@@ -22,16 +22,9 @@ from glm5_plugins import Environment, Outcome, Patch, PluginSettings, Verdict, h
 from glm5_plugins.prefill import checking
 from glm5_plugins.prefill.asking import BREAKABLE_RULES, COMPILE_RULES, prefill_runner
 from glm5_plugins.prefill.compiling import COMPILATIONS, Compilation
-from glm5_plugins.probes import SourceLacks
+from glm5_plugins.prefill.upstream import NOTHING_COMPILES
 from glm5_plugins.rules import Choice, Launch, decide
 
-_NOTHING_COMPILES = SourceLacks(
-    (
-        "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
-        "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
-    ),
-    "this SGLang has no prefill graph that torch.compile makes, so nothing asks for fullgraph",
-)
 _BETTER = (
     "prefill is no faster than without a graph; use fp4_custom_op where FlashInfer's FP4 calls make the breaks "
     "(0.4-0.7 of the time without a graph on an H200), or the breakable graph (from SGLang 0.5.11)"
@@ -86,7 +79,7 @@ def glm5_patches() -> Iterator[Patch]:
         reason="a model is compiled whole where Dynamo can, else in parts that are not captured",
         requires="sglang>=0.5.8,<0.5.22",
         ends="the prefill graph is no longer compiled by torch.compile (from 0.5.22), so nothing asks for fullgraph",
-        outside=_NOTHING_COMPILES,
+        outside=NOTHING_COMPILES,
         needs=("fullgraph", "backend_factory", "compile_config", "graph_pool"),
         unless=_why_not_needed,
         upstream="https://github.com/sgl-project/sglang/pull/10062",

@@ -68,7 +68,7 @@ def _declared(name: str) -> Iterator[Patch]:
     """All patches that a plugin declares on any version that has server tests."""
     seen = set()
     for sglang, (flashinfer, _) in SERVERS.items():
-        env = Environment({"sglang": sglang, "flashinfer-python": flashinfer}, ())
+        env = Environment({"sglang": sglang, "flashinfer-python": flashinfer}, roots=())
         env.cuda_devices = 1
         for patch in patches(name, env):
             if (key := (patch.target, patch.windows)) not in seen:

@@ -129,6 +129,8 @@ def _used(about: Iterable[Contract], env: Environment) -> set[Contract]:
             found.add(contract)  # Python itself calls the special methods
         else:
             by_package.setdefault(contract.target.partition(":")[0].partition(".")[0], []).append(contract)
+    if env.version_text("sglang") is None:
+        found.update(by_package.pop("flashinfer", ()))  # it is for SGLang to use
     for package, some in by_package.items():
         names = {contract.name for contract in some}
         uses = callers.first_uses(names, env.roots, tuple(dict.fromkeys((package, "sglang"))))

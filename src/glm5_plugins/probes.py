@@ -29,7 +29,7 @@ class SourceHas:
 
 @dataclass(frozen=True)
 class SourceLacks:
-    """Says `text` where the source has none of some targets.
+    """Says `text` where the source has none of some targets, though it has their package.
 
     Args:
         targets: As in `Patch.target`.
@@ -41,10 +41,41 @@ class SourceLacks:
 
     def __call__(self, env: Environment) -> str | None:
         """Return the text, or None."""
+        packages = {target.partition(":")[0].partition(".")[0] for target in self.targets}
+        if any(_lacks(package, env) for package in packages):
+            return None
         return self.text if all(_lacks(target, env) for target in self.targets) else None
 
     def __str__(self) -> str:
         return "nothing of " + ", ".join(f"`{target}`" for target in self.targets) + " exists"
+
+
+@dataclass(frozen=True)
+class SourceSays:
+    """Says `text` where the code of a target has a fragment in it; comments do not count.
+
+    Args:
+        target: As in `Patch.target`, or a module.
+        fragment: Code as `ast.unparse` writes it.
+        text: What it means that the fragment is there.
+    """
+
+    target: str
+    fragment: str
+    text: str
+
+    def __call__(self, env: Environment) -> str | None:
+        """Return the text, or None."""
+        from glm5_plugins import source
+
+        try:
+            code = source.code(self.target, env.roots)
+        except source.Missing:
+            return None
+        return self.text if self.fragment in code else None
+
+    def __str__(self) -> str:
+        return f"`{self.target}` has `{self.fragment}` in it"
 
 
 def _lacks(target: str, env: Environment) -> bool:

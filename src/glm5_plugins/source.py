@@ -189,6 +189,20 @@ def lacks(target: str, needs: Sequence[str] = (), roots: Sequence[Path] | None =
     return f"`{found.target}` ({found}) does not take {names}{hint}"
 
 
+def code(target: str, roots: Sequence[Path] | None = None) -> str:
+    """The code of a module, function or class, without its comments and in a normal form.
+
+    Raises:
+        Missing: As `find` does.
+    """
+    found = find(target, roots)
+    tree = _read(found.file).tree
+    if found.kind == "module":
+        return ast.unparse(tree)
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno == found.line)
+    return ast.unparse(next(nodes, tree))
+
+
 def elsewhere(name: str, package: str, roots: Sequence[Path] | None = None, limit: int = 3) -> list[str]:
     """Where else a top-level package has a ``def`` or ``class`` called ``name``, as ``path:line``.
 

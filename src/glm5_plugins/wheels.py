@@ -90,7 +90,7 @@ def environment(*releases: Release) -> Environment:
     for release in reversed(releases):
         versions |= release.pins
     versions |= dict.fromkeys(OLDEST) | {release.distribution: release.version for release in releases}
-    return Environment(versions, tuple(release.root for release in releases))
+    return Environment(versions, roots=tuple(release.root for release in releases))
 
 
 def folder() -> Path:

@@ -26,7 +26,7 @@ def release(tmp_path: Path) -> Callable[..., Environment]:
         (tmp_path / "sglang").mkdir()
         for name, text in {"__init__": "", "graphs": graphs, "start": start}.items():
             (tmp_path / "sglang" / f"{name}.py").write_text(text)
-        return Environment({"sglang": version, "flashinfer-python": None}, (tmp_path,))
+        return Environment({"sglang": version, "flashinfer-python": None}, roots=(tmp_path,))
 
     return make
 
@@ -106,7 +106,7 @@ def test_every_bundled_plugin_and_every_seam_is_a_contract(release) -> None:
 
 
 def release_like() -> Environment:
-    return Environment({"sglang": "0.5.12", "flashinfer-python": "0.6.3"}, ())
+    return Environment({"sglang": "0.5.12", "flashinfer-python": "0.6.3"}, roots=())
 
 
 def test_probes_say_what_they_look_for() -> None:
