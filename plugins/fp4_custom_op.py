@@ -19,7 +19,7 @@ from typing import Any
 from glm5_plugins.settings.model import read
 
 from glm5_plugins import Environment, NotApplicable, Patch, PluginSettings, hookimpl
-from glm5_plugins.fp4.sites import DENSE, RAW
+from glm5_plugins.fp4.sites import DENSE, OWN_OPERATOR, RAW
 
 UPSTREAM = "https://github.com/sgl-project/sglang/pull/23745"
 
@@ -78,6 +78,7 @@ def glm5_patches(env: Environment) -> Iterator[Patch]:
             reason=f"{how} ({raw.where(env) or 'not called by this SGLang'})",
             requires=raw.requires,
             ends=raw.ends,
+            outside=raw.outside,
             unless=raw.not_needed,
             keep=raw.keep,
             counter=_REPLACEMENTS[raw.function].fired,
@@ -90,7 +91,7 @@ def glm5_patches(env: Environment) -> Iterator[Patch]:
         reason=f"{how}, in the dense layers of SM120",
         requires="sglang>=0.5.8,<0.5.12",
         ends="SGLang has its own operator here, sglang::flashinfer_fp4_quantize (from 0.5.12)",
-        unless=RAW[0].not_needed,
+        outside=OWN_OPERATOR,
         counter=_REPLACEMENTS["fp4_quantize"].fired,
         upstream=UPSTREAM,
         fate="delete when the oldest supported SGLang is 0.5.12",

@@ -33,6 +33,7 @@ def glm5_patches() -> Iterator[Patch]:
         reason="the graph breaks around FlashInfer's loader",
         requires=raw.requires,
         ends=raw.ends,
+        outside=raw.outside,
         unless=raw.not_needed,
         keep=raw.keep,
         upstream="https://github.com/flashinfer-ai/flashinfer/issues/2999",

@@ -17,8 +17,10 @@ from pydantic import field_validator
 from pydantic_settings import NoDecode
 
 from glm5_plugins import Environment, Outcome, Patch, PluginSettings, hookimpl
+from glm5_plugins.probes import SourceSays
 from glm5_plugins.rules import Choice, Does, Launch, Rule, decide
 
+_ASKED = "sglang.srt.model_executor.model_runner:ModelRunner._should_run_flashinfer_autotune"
 TUNER = "sglang/srt/model_executor/model_runner.py, _should_run_flashinfer_autotune"
 
 
@@ -100,6 +102,7 @@ def _also_cutlass(original: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _switched_off(env: Environment) -> str | None:
+    """GLM5_MOE_AUTOTUNE_ENABLED is false."""
     return None if read(Options).enabled else "GLM5_MOE_AUTOTUNE_ENABLED=false"
 
 
@@ -107,11 +110,12 @@ def _switched_off(env: Environment) -> str | None:
 def glm5_patches() -> Iterator[Patch]:
     """Answer yes for flashinfer_cutlass where SGLang would for another FlashInfer runner."""
     yield Patch(
-        target="sglang.srt.model_executor.model_runner:ModelRunner._should_run_flashinfer_autotune",
+        target=_ASKED,
         using=_also_cutlass,
         reason="the CUTLASS MoE runner is autotuned like FlashInfer's other runners",
-        requires="sglang>=0.5.9,<0.5.13",
+        requires="sglang>=0.5.8,<0.5.13",
         ends="SGLang tunes flashinfer_cutlass by itself from 0.5.13",
+        outside=SourceSays(_ASKED, "'flashinfer_cutlass'", "SGLang tunes flashinfer_cutlass by itself"),
         unless=_switched_off,
         upstream=TUNER,
         fate="delete when the oldest supported SGLang is 0.5.13",

@@ -19,17 +19,12 @@ from typing import Any, Literal
 from glm5_plugins.settings.model import read
 
 from glm5_plugins import Environment, Outcome, Patch, PluginSettings, Verdict, hookimpl
-from glm5_plugins.environment import Place, Window
 from glm5_plugins.prefill import checking
 from glm5_plugins.prefill.asking import BREAKABLE_RULES, COMPILE_RULES, prefill_runner
 from glm5_plugins.prefill.compiling import COMPILATIONS, Compilation
+from glm5_plugins.prefill.upstream import NOTHING_COMPILES
 from glm5_plugins.rules import Choice, Launch, decide
 
-_WINDOW = "sglang>=0.5.8,<0.5.22"
-_COMPILING_RUNNERS = (
-    "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
-    "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
-)
 _BETTER = (
     "prefill is no faster than without a graph; use fp4_custom_op where FlashInfer's FP4 calls make the breaks "
     "(0.4-0.7 of the time without a graph on an H200), or the breakable graph (from SGLang 0.5.11)"
@@ -69,15 +64,9 @@ def _compile_whole_or_in_parts(original: Callable[..., Any]) -> Callable[..., An
 
 
 def _why_not_needed(env: Environment) -> str | None:
-    """Decide by symbols where the version cannot: builds from source, and forks."""
+    """GLM5_NO_FULLGRAPH_MODE=breakable is set."""
     if read(Options).mode == "breakable":
         return "GLM5_NO_FULLGRAPH_MODE=breakable: SGLang's breakable prefill graph is made without torch.compile"
-    if env.place(Window.parse(_WINDOW)) is not Place.UNKNOWN:
-        return None
-    from glm5_plugins import source
-
-    if all(source.lacks(target) for target in _COMPILING_RUNNERS):
-        return "this SGLang has no prefill graph that torch.compile makes, so nothing asks for fullgraph"
     return None
 
 
@@ -88,8 +77,9 @@ def glm5_patches() -> Iterator[Patch]:
         target="sglang.srt.compilation.compile:install_torch_compiled",
         using=_compile_whole_or_in_parts,
         reason="a model is compiled whole where Dynamo can, else in parts that are not captured",
-        requires=_WINDOW,
+        requires="sglang>=0.5.8,<0.5.22",
         ends="the prefill graph is no longer compiled by torch.compile (from 0.5.22), so nothing asks for fullgraph",
+        outside=NOTHING_COMPILES,
         needs=("fullgraph", "backend_factory", "compile_config", "graph_pool"),
         unless=_why_not_needed,
         upstream="https://github.com/sgl-project/sglang/pull/10062",

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import seams
-from glm5_plugins.environment import Environment, Place, Role
+from glm5_plugins.environment import Environment, Role
 from glm5_plugins.errors import ConfigurationError, Glm5Error, NotInForce, did_you_mean, stop
 from glm5_plugins.manager import Plugin, PluginManager
 from glm5_plugins.patching import Outcome, Patch, Record, Registry, Stage, Verdict
@@ -123,7 +123,7 @@ class Layer:
     def apply(self) -> None:
         """Put the seams and the patches in."""
         self._note_filter()
-        for seam in self._seams_here():
+        for seam in seams.here(self.env):
             self.seams.add("glm5-plugins", seam.patch(self))
         for plugin, patch in self.manager.patches(self.env):
             if any(record.plugin == plugin.name and record.verdict.bad for record in self.registry):
@@ -133,14 +133,6 @@ class Layer:
                 continue
             self.registry.add(plugin.name, patch)
         atexit.register(self._at_exit, os.getpid())
-
-    def _seams_here(self) -> Iterable[seams.Seam]:
-        """The seams of this version; for a version that cannot be placed, those its source has."""
-        for seam in seams.SEAMS:
-            patch = seam.patch(self)
-            place = self.env.place(patch.windows[0])
-            if place is Place.INSIDE or (place is Place.UNKNOWN and _lacking(patch) is None):
-                yield seam
 
     def _note_filter(self) -> None:
         allowed = self.env.sglang_plugins

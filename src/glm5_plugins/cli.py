@@ -80,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
     command("profiles", _profiles, "List the profiles: launches that people really run.")
     command("doctor", _doctor, "Check this installation and the variables set; status 1 if something is wrong.")
     command("env", _env, "List all GLM5_* variables, their values and where those come from.")
+    drift = command("drift", _drift, "Say whether the plugins would be in force after an upgrade, and what differs.")
+    drift.add_argument("--sglang", metavar="VERSION", help="the SGLang to go to, or the path of its wheel")
+    drift.add_argument("--flashinfer", metavar="VERSION", help="the FlashInfer; else the one it asks for")
+    drift.add_argument(
+        "--from", dest="old", metavar="VERSION", help="the SGLang to compare with, not the installed one"
+    )
+    drift.add_argument("--download", action="store_true", help="fetch wheels with pip where they are not at hand")
     command("trace", _trace, "Try whether torch.compile can trace the FP4 path here, without plugins and with them.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
@@ -319,6 +326,53 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if diagnosis.healthy and diagnosis.plugins:
         print("\nEvery requested plugin would be in force.")
     return FINE if diagnosis.healthy else NOT_IN_FORCE
+
+
+def _drift(arguments: argparse.Namespace) -> int:
+    import tempfile
+    from pathlib import Path
+
+    from glm5_plugins import doctor, drift
+    from glm5_plugins.manager import PluginManager
+
+    if arguments.sglang is None and arguments.flashinfer is None:
+        raise UsageError("drift needs a version to judge.", "Give --sglang VERSION, --flashinfer VERSION or both.")
+    requested = doctor.requested()
+    names = [name for name in requested or PluginManager.known() if name in PluginManager.known()]
+    with tempfile.TemporaryDirectory() as folder:
+        scratch, download = Path(folder), arguments.download
+        old = drift.here() if arguments.old is None else drift.surroundings(arguments.old, None, scratch, download)
+        new = drift.surroundings(arguments.sglang, arguments.flashinfer, scratch, download)
+        found = drift.compare(old, new, names, requested)
+    if arguments.json:
+        return _print_json(dataclasses.asdict(found) | {"safe": found.safe}, not found.safe)
+    for name, version in found.after.items():
+        was = found.before.get(name) or ("not installed" if found.before else "")
+        print(f"{name} {was + ' -> ' if was else ''}{version}")
+    print()
+    _print_table(
+        ("", "PLUGIN", "NOW", "THEN", "WHY"),
+        [("*" if one.requested else "", one.name, one.before or "-", one.after, one.reason) for one in found.changes],
+    )
+    if requested:
+        print("\n* requested in GLM5_PLUGINS")
+    if any(one.differences for one in found.changes):
+        print("\nDifferent there")
+        _print_table((), [("", one.name, text) for one in found.changes for text in one.differences])
+    if found.layer:
+        print("\nThe layer itself would not be in force")
+        _print_table((), [("", text) for text in found.layer])
+    print("\n" + ("Safe: " if found.safe else "Not safe: ") + _about_upgrade(found))
+    return FINE if found.safe else NOT_IN_FORCE
+
+
+def _about_upgrade(found: Any) -> str:
+    if found.layer:
+        return "this SGLang is not one that the layer is made for."
+    wanting = [one.name for one in found.changes if one.lost or (one.requested and not one.in_force)]
+    if wanting:
+        return f"{', '.join(wanting)} would not be in force."
+    return "whatever is in force now, and every plugin requested, is in force or not needed then."
 
 
 def _trace(arguments: argparse.Namespace) -> int:

@@ -24,13 +24,12 @@ import pluggy
 from packaging.utils import canonicalize_name
 from pydantic_core import PydanticUndefined
 
-from glm5_plugins import enable, hookspecs, source
-from glm5_plugins.environment import Environment, Place, Window
+from glm5_plugins import enable, hookspecs, seams, source
+from glm5_plugins.environment import Environment
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
 from glm5_plugins.findings import Finding
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
-from glm5_plugins.seams import SEAMS
 from glm5_plugins.settings.model import (
     HostSettings,
     from_profile,
@@ -264,10 +263,12 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
         verdict, reason = Verdict.FAILED, f"its probe raised {type(error).__name__}: {error}"
     at = ""
     if verdict is Verdict.WAITING:
-        lacking = source.lacks(patch.target, patch.needs)
-        standing, reason = ("ready", "its target is there") if lacking is None else ("drifted", lacking + _moved(patch))
+        lacking = source.lacks(patch.target, patch.needs, env.roots)
+        standing, reason = "ready", "its target is there"
+        if lacking is not None:
+            standing, reason = "drifted", lacking + _moved(patch, env)
         try:
-            at = str(source.find(patch.target))
+            at = str(source.find(patch.target, env.roots))
         except source.Missing as missing:
             if lacking is None:
                 reason = f"decided when it is imported: {missing}"
@@ -288,8 +289,8 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
     )
 
 
-def _moved(patch: Patch) -> str:
-    places = source.elsewhere(patch.path[-1], patch.module)
+def _moved(patch: Patch, env: Environment) -> str:
+    places = source.elsewhere(patch.path[-1], patch.module, env.roots)
     return f"; `{patch.path[-1]}` is defined in {', '.join(places)}" if places else ""
 
 
@@ -594,10 +595,8 @@ def _reached(processes: Sequence[Process], env: Environment) -> list[Finding]:
 def _seams(env: Environment) -> list[Finding]:
     """The layer's own hold on SGLang, checked as patches are."""
     findings = []
-    for seam in SEAMS:
-        if env.place(Window.parse(seam.requires)) is not Place.INSIDE:
-            continue
-        lacking = source.lacks(seam.target, seam.needs)
+    for seam in seams.here(env):
+        lacking = source.lacks(seam.target, seam.needs, env.roots)
         if lacking is not None:
             what = f"The layer itself would not be in force ({seam.step}): {lacking}."
             findings.append(Finding("error", what, "This SGLang is not one it is made for; report it."))

@@ -101,11 +101,13 @@ class Environment:
             asking about a version one does not have).
         capability: A compute capability that stands in for that of the GPU, such as (12, 0).
         elsewhere: The question is about another machine: the GPUs and packages of this one do not count.
+        roots: Folders whose packages' source stands in for that of what is installed; given with `versions`.
     """
 
     versions: dict[str, str | None] = field(default_factory=dict)
     capability: tuple[int, int] | None = None
     elsewhere: bool = False
+    roots: tuple[Path, ...] | None = None
 
     def version_text(self, distribution: str) -> str | None:
         """Return the installed version as its metadata spells it, or None when it is not installed."""

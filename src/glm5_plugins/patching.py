@@ -84,6 +84,9 @@ class Patch:
         kind: `WRAP`, or `REPLACE` when the old object is not used; two REPLACE on one target are a conflict.
         requires: Version windows that must all hold, as in `sglang>=0.5.9,<0.5.22`.
         ends: What ended the windows that have an upper bound; said to users of newer versions.
+        outside: Reads upstream's source and returns what shows that it is outside the windows, or None. It decides
+            where a version cannot be placed (builds from source, forks), and the contract tests hold it to the
+            windows in every release.
         needs: Names of parameters that the target must have.
         unless: Asked before applying; returns why the patch is not needed here, or None.
         refuse: Asked before applying; returns why the patch must not be applied here, or None.
@@ -105,6 +108,7 @@ class Patch:
     kind: Kind = Kind.WRAP
     requires: str | Sequence[str] = ()
     ends: str = ""
+    outside: Probe | None = None
     needs: Sequence[str] = ()
     unless: Probe | None = None
     refuse: Probe | None = None
@@ -293,8 +297,8 @@ class Registry:
 
     def judge(self, patch: Patch) -> tuple[Verdict, str]:
         """Say whether `patch` is for these versions and this machine; nothing is imported or changed."""
-        for window in patch.windows:
-            place = self.env.place(window)
+        places = [self.env.place(window) for window in patch.windows]
+        for window, place in zip(patch.windows, places, strict=True):
             name = window.requirement.name
             here = f"{name} {self.env.version_text(name)}"
             if place is Place.ABSENT:
@@ -303,6 +307,8 @@ class Registry:
                 return Verdict.NOT_APPLICABLE, f"{here} is older than {window}"
             if place is Place.ABOVE:
                 return Verdict.NOT_NEEDED, f"{here}: {patch.ends}"
+        if Place.UNKNOWN in places and patch.outside is not None and (why := patch.outside(self.env)):
+            return Verdict.NOT_NEEDED, why
         if patch.refuse is not None and (why := patch.refuse(self.env)):
             return Verdict.FAILED, f"refused: {why}"
         if patch.unless is not None and (why := patch.unless(self.env)):
@@ -425,18 +431,19 @@ class Registry:
     def _replaced_by(self, record: Record) -> str | None:
         """Say who has taken the target over since, or None when our object is reached from it."""
         assert record._site is not None
-        current = _function_of(inspect.getattr_static(record._site.holder, record._site.name, None))
-        hooks = rebinding.sglang_hooks(record.patch.target)
+        target = record.patch.target
+        hooks = rebinding.sglang_hooks(target)
         for kind, source in hooks:
             if kind == "replace":
-                return f"{source} replaces {record.patch.target} through SGLang's own hook registry"
+                return f"{source} replaces {target} through SGLang's own hook registry"
         record.notes = [f"{source} hooks it too ({kind})" for kind, source in hooks]
+        current = _in_place(record.patch, record._site)
         seen = 0
         while current is not record._new and seen < 32:
             current = getattr(current, "__wrapped__", None)
             seen += 1
             if current is None:
-                return f"something else has put its own object in place of {record.patch.target}"
+                return _taken_over(record.patch)
         return None
 
     def expire(self, stage: Stage) -> None:
@@ -468,6 +475,27 @@ class Registry:
         record._site.reset()
         rebinding.unbind(record._new, record._old, record.patch)
         record._site = record._old = record._new = record._made = None
+
+
+def _in_place(patch: Patch, site: Site) -> Any:
+    """The function that is now reached under a patch's target; a class on the way may have been replaced."""
+    module = sys.modules.get(patch.module)
+    if module is not None:
+        try:
+            site = locate(module, patch.path)
+        except Drift:
+            return None
+    return _function_of(inspect.getattr_static(site.holder, site.name, None))
+
+
+def _taken_over(patch: Patch) -> str:
+    """Say who has put something in place of a patch, or of a class that it is in."""
+    for depth in range(len(patch.path) - 1, 0, -1):
+        owner = f"{patch.module}:{'.'.join(patch.path[:depth])}"
+        for kind, source in rebinding.sglang_hooks(owner):
+            if kind == "replace":
+                return f"{source} replaces {owner}, without the change, through SGLang's own hook registry"
+    return f"something else has put its own object in place of {patch.target}"
 
 
 def _bases_that_define(site: Site | None) -> Iterator[str]:

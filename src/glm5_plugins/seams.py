@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import arguments
-from glm5_plugins.patching import Patch, Stage
+from glm5_plugins.environment import Environment, Place, Window
+from glm5_plugins.patching import Patch, Probe, Stage
+from glm5_plugins.probes import SourceHas
 
 if TYPE_CHECKING:
     from glm5_plugins.bootstrap import Layer
@@ -99,6 +101,7 @@ class Seam:
         needs: Parameters relied on.
         requires: The versions that go through this function.
         ends: What ended the window.
+        outside: As in `Patch.outside`.
     """
 
     step: str
@@ -107,6 +110,7 @@ class Seam:
     needs: tuple[str, ...] = ()
     requires: str = "sglang>=0.5.8"
     ends: str = ""
+    outside: Probe | None = None
 
     def patch(self, layer: Layer) -> Patch:
         """The patch that puts the layer around this function."""
@@ -128,11 +132,13 @@ class Seam:
             reason=f"the layer goes around: {self.step}",
             requires=self.requires,
             ends=self.ends,
+            outside=self.outside,
             needs=self.needs,
         )
 
 
 _RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+_PAST_THE_METHOD = "start-up goes past the method, straight to what it calls"
 _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 
 SEAMS: tuple[Seam, ...] = (
@@ -182,7 +188,8 @@ SEAMS: tuple[Seam, ...] = (
         f"{_RUNNER}.init_decode_cuda_graph",
         _capture_decode,
         requires="sglang>=0.5.14,<0.5.16",
-        ends="start-up goes through cuda_graph_setup from 0.5.16; the method is left, and is not called",
+        ends=f"{_PAST_THE_METHOD}, from 0.5.16",
+        outside=SourceHas(f"{_SETUP}:capture_decode_graph", _PAST_THE_METHOD),
     ),
     Seam(
         "decode capture",
@@ -203,7 +210,8 @@ SEAMS: tuple[Seam, ...] = (
         f"{_RUNNER}.init_prefill_cuda_graph",
         _capture_prefill,
         requires="sglang>=0.5.14,<0.5.16",
-        ends="start-up goes through cuda_graph_setup from 0.5.16; the method is left, and is not called",
+        ends=f"{_PAST_THE_METHOD}, from 0.5.16",
+        outside=SourceHas(f"{_SETUP}:capture_prefill_graph", _PAST_THE_METHOD),
     ),
     Seam(
         "prefill capture",
@@ -213,3 +221,19 @@ SEAMS: tuple[Seam, ...] = (
         requires="sglang>=0.5.16",
     ),
 )
+
+
+def here(env: Environment) -> Iterator[Seam]:
+    """The seams of this SGLang: by its version, or by its source where that cannot be placed."""
+    for seam in SEAMS:
+        place = env.place(Window.parse(seam.requires))
+        if place is Place.INSIDE or (place is Place.UNKNOWN and _in_source(seam, env)):
+            yield seam
+
+
+def _in_source(seam: Seam, env: Environment) -> bool:
+    from glm5_plugins import source  # not in a server whose version is known
+
+    if source.lacks(seam.target, seam.needs, env.roots) is not None:
+        return False
+    return seam.outside is None or seam.outside(env) is None

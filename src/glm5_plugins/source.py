@@ -15,6 +15,7 @@ import ast
 import difflib
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -188,6 +189,20 @@ def lacks(target: str, needs: Sequence[str] = (), roots: Sequence[Path] | None =
     return f"`{found.target}` ({found}) does not take {names}{hint}"
 
 
+def code(target: str, roots: Sequence[Path] | None = None) -> str:
+    """The code of a module, function or class, without its comments and in a normal form.
+
+    Raises:
+        Missing: As `find` does.
+    """
+    found = find(target, roots)
+    tree = _read(found.file).tree
+    if found.kind == "module":
+        return ast.unparse(tree)
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.stmt) and node.lineno == found.line)
+    return ast.unparse(next(nodes, tree))
+
+
 def elsewhere(name: str, package: str, roots: Sequence[Path] | None = None, limit: int = 3) -> list[str]:
     """Where else a top-level package has a ``def`` or ``class`` called ``name``, as ``path:line``.
 
@@ -197,7 +212,7 @@ def elsewhere(name: str, package: str, roots: Sequence[Path] | None = None, limi
     pattern = re.compile(rb"^[ \t]*(?:async[ \t]+def|def|class)[ \t]+" + re.escape(name.encode()) + rb"\b", re.M)
     hits: list[str] = []
     for folder in place.folders if place else ():
-        for file in sorted(folder.rglob("*.py")):
+        for file in _python_files(folder):
             text = file.read_bytes()
             for match in pattern.finditer(text):
                 line = text.count(b"\n", 0, match.start()) + 1
@@ -205,6 +220,19 @@ def elsewhere(name: str, package: str, roots: Sequence[Path] | None = None, limi
                 if len(hits) == limit:
                     return hits
     return hits
+
+
+def files(package: str, roots: Sequence[Path] | None = None) -> Iterator[tuple[Path, Path]]:
+    """The Python files of a top-level package, each with its path inside it; none where it is not installed."""
+    place = _locate(package, None if roots is None else tuple(roots))
+    for folder in place.folders if place else ():
+        yield from ((file, file.relative_to(folder)) for file in _python_files(folder))
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for path, folders, names in os.walk(folder, followlinks=True):  # rglob does not go into linked folders
+        folders.sort()
+        yield from (Path(path, name) for name in sorted(names) if name.endswith(".py"))
 
 
 # --- where a module lies -----------------------------------------------------------------------------------

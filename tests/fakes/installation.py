@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,19 @@ class Installation:
     env: dict[str, str] = field(default_factory=dict)
 
     def distribution(
-        self, name: str, version: str, entry_points: str = "", files: dict[str, str] | None = None
+        self,
+        name: str,
+        version: str,
+        entry_points: str = "",
+        files: dict[str, str] | None = None,
+        requires: tuple[str, ...] = (),
     ) -> None:
         """Write a distribution's metadata and its files."""
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
         if entry_points:
             (info / "entry_points.txt").write_text(textwrap.dedent(entry_points))
         for path, text in (files or {}).items():
@@ -41,7 +49,9 @@ class Installation:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(textwrap.dedent(text))
 
-    def sglang(self, version: str, files: dict[str, str] | None = None, like: str = "") -> None:
+    def sglang(
+        self, version: str, files: dict[str, str] | None = None, like: str = "", requires: tuple[str, ...] = ()
+    ) -> None:
         """Write an SGLang that has the seams, and loads plugins where that version (or `like`) does."""
         public = Version(like or version)
         loads = {"main": "0.5.11", "scheduler": "0.5.11", "detokenizer": "0.5.22", "controller": "0.5.22"}
@@ -66,7 +76,19 @@ class Installation:
         for (file, owner), text in methods.items():
             head = f"class {owner}:\n" if owner else "if True:\n"
             made[file] = made.get(file, "") + head + text
-        self.distribution("sglang", version, files=made | (files or {}))
+        self.distribution("sglang", version, files=made | (files or {}), requires=requires)
+
+    def wheel(self, name: str, version: str, into: Path) -> Path:
+        """Pack the folder as a wheel that pip takes."""
+        stem = f"{name.replace('-', '_')}-{version}"
+        (self.folder / f"{stem}.dist-info" / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-any\n")
+        (self.folder / f"{stem}.dist-info" / "RECORD").touch()
+        into.mkdir(parents=True, exist_ok=True)
+        path = into / f"{stem}-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted(self.folder.rglob("*")):
+                archive.write(file, file.relative_to(self.folder))
+        return path
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run `glm5-plugins` here."""

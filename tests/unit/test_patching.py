@@ -132,6 +132,22 @@ def test_a_using_may_find_that_there_is_nothing_to_do(target):
     assert (record.verdict, record.reason) == (Verdict.NOT_APPLICABLE, "no CUDA here")
 
 
+@pytest.mark.parametrize(
+    ("version", "verdict", "reason"),
+    [
+        ("0.0.0.dev1+gbfefdc52d", Verdict.NOT_NEEDED, "the source says so"),
+        ("0.5.22rc1", Verdict.NOT_NEEDED, "the source says so"),
+        ("0.5.21", Verdict.FAILED, "refused: not here"),
+        ("0.5.22", Verdict.NOT_NEEDED, "sglang 0.5.22: it went"),
+    ],
+)
+def test_outside_decides_where_the_version_cannot(version, verdict, reason):
+    """Case 10 of the field."""
+    fields = {"outside": lambda env: "the source says so", "refuse": lambda env: "not here", "ends": "it went"}
+    patch = Patch("pkg_p.target:f", same, "test", requires="sglang>=0.5.8,<0.5.22", **fields)
+    assert registry(sglang=version).judge(patch) == (verdict, reason)
+
+
 def test_two_replacements_of_one_target_are_a_conflict_that_names_both(target):
     import pkg_p.target  # noqa: F401
 

@@ -126,6 +126,21 @@ def test_something_else_put_in_our_place_is_a_conflict(apply):
     assert "something else has put its own object in place of pkg_r.target:f" in record.reason
 
 
+@pytest.mark.parametrize(("base", "verdict"), [("object", Verdict.CONFLICT), ("Thing", Verdict.APPLIED)])
+def test_a_class_put_in_the_place_of_ours_keeps_the_change_or_is_a_conflict(package, base, verdict):
+    package({"pkg_r/classes.py": "class Thing:\n    def f(self, x): return x\n"})
+    import pkg_r.classes as module
+
+    records = Registry(Environment())
+    record = records.add("p", Patch("pkg_r.classes:Thing.f", lambda old: lambda self, x: old(self, x), "test"))
+    module.Thing = type("Mine", (getattr(module, base, object),), {} if base == "Thing" else {"f": len})
+    records.verify()
+    assert record.verdict is verdict
+    if verdict is Verdict.CONFLICT:
+        assert record.reason.endswith("in place of pkg_r.classes:Thing.f")
+    records.restore()
+
+
 def test_a_wrapper_around_ours_is_no_conflict(apply):
     import functools
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
-from glm5_plugins import source
-from glm5_plugins.environment import Environment, Place, Window
+from glm5_plugins.environment import Environment
+from glm5_plugins.patching import Probe
+from glm5_plugins.prefill.upstream import NOTHING_COMPILES
+from glm5_plugins.probes import SourceHas, SourceSays
 
 _QUANTIZATION = "sglang.srt.layers.quantization"
 _MOE = "sglang.srt.layers.moe"
@@ -23,7 +25,10 @@ DENSE = f"{_QUANTIZATION}.modelopt_quant:fp4_quantize"
 STASH = f"{_QUANTIZATION}.fp4_utils:_flashinfer_fp4_quantize"
 """What SGLang's own operator (from 0.5.12) calls, with its own choice of kernel: cute-dsl on SM100, cuda elsewhere."""
 
-OWN_OPERATOR = f"{_QUANTIZATION}.fp4_utils:_flashinfer_fp4_quantize_impl"
+OWN_OPERATOR = SourceHas(
+    f"{_QUANTIZATION}.fp4_utils:_flashinfer_fp4_quantize_impl", "this SGLang has its own operator around it"
+)
+"""What shows that its dense layers call FlashInfer through an operator."""
 
 _TRACED = "traced"
 _INSIDE_MOE = "inside the opaque MoE operator"  # but for top-k formats that bypass it
@@ -58,6 +63,7 @@ class Raw:
         ends: what ended that.
         sites: everywhere it is called, but for the modules in `LOADING`.
         left: why it is not replaced, where it is not.
+        outside: as in `Patch.outside`.
     """
 
     function: str
@@ -65,6 +71,7 @@ class Raw:
     ends: str
     sites: tuple[Site, ...]
     left: str = ""
+    outside: Probe = NOTHING_COMPILES
 
     @property
     def target(self) -> str:
@@ -78,13 +85,8 @@ class Raw:
         return (*(f"flashinfer.{home}:{self.function}" for home in homes), STASH)
 
     def not_needed(self, env: Environment) -> str | None:
-        """Say why nothing is to be done here, or None; builds that no version can place are judged by symbols."""
-        if self.left:
-            return self.left
-        unplaced = env.place(Window.parse(self.requires[0])) is Place.UNKNOWN
-        if unplaced and self.function == "fp4_quantize" and source.lacks(OWN_OPERATOR) is None:
-            return "this SGLang has its own operator around it"
-        return None
+        """Say why it is left as it is, or None."""
+        return self.left or None
 
     def where(self, env: Environment) -> str:
         """The sites of the installed SGLang in words; all of them where its version cannot be placed."""
@@ -127,6 +129,11 @@ RAW = (
             Site(f"{_QUANTIZATION}.kvfp4_tensor", ">=0.5.11", f"{_KV} on SM90"),
             Site(f"{_QUANTIZATION}.fp4_utils", ">=0.5.12", "inside SGLang's own operator"),
             Site("sglang.srt.layers.muse_spark.muse_spark_fp4_moe", ">=0.5.23", _OTHER_MODEL),
+        ),
+        outside=SourceSays(
+            "sglang.srt.models.deepseek_v2",
+            "from sglang.srt.layers.quantization.fp4_utils import fp4_quantize",
+            "this SGLang calls it through its own operator",
         ),
     ),
     Raw(

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from glm5_plugins.probes import SourceLacks
 from glm5_plugins.rules import Launch
+
+NOTHING_COMPILES = SourceLacks(
+    (
+        "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
+        "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
+    ),
+    "this SGLang has no prefill graph that torch.compile makes, so nothing asks for fullgraph",
+)
 
 SOURCE = (
     "sglang/srt/server_args.py: _handle_piecewise_cuda_graph (0.5.10-0.5.13), _disable_*_cudagraph_if_incompatible "

@@ -1,0 +1,233 @@
+"""Write docs/PATCHES.md and docs/COMPATIBILITY.md from what plugins declare and what upstream's wheels hold.
+
+    python tools/fetch_wheels.py all
+    python tools/write_docs.py
+
+The wheels are read, never imported; docs/PATCHES.md needs none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from glm5_plugins import doctor, seams, source, wheels
+from glm5_plugins.contract import example_options, patches
+from glm5_plugins.environment import Environment
+from glm5_plugins.manager import BUNDLED, PluginManager
+from glm5_plugins.patching import Kind, Patch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from refresh_requirements import VERSIONS as SERVERS
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+WORDS = {"ready": "in force", "failed": "refused"}
+
+
+def main() -> int:
+    """Write both pages."""
+    DOCS.mkdir(exist_ok=True)
+    (DOCS / "PATCHES.md").write_text(patches_page(), encoding="utf-8")
+    (DOCS / "COMPATIBILITY.md").write_text(compatibility_page(), encoding="utf-8")
+    return 0
+
+
+# --- docs/PATCHES.md -----------------------------------------------------------------------------------------
+
+PATCHES_HEAD = """\
+# Patches
+
+What each bundled plugin changes in SGLang and FlashInfer: why, how, on which versions, and when the change can be
+deleted. Written by `tools/write_docs.py` from the `Patch` objects; `tests/unit/test_docs.py` keeps it current.
+"""
+
+
+def patches_page() -> str:
+    """The ledger of all patches."""
+    os.environ.update({key: value for name in BUNDLED for key, value in example_options(name).items()})
+    parts = [PATCHES_HEAD]
+    for name in BUNDLED:
+        plugin = PluginManager.find(name)
+        parts.append(f"## `{name}`\n\n{plugin.summary}\n")
+        found = list(_declared(name))
+        parts += [_ledger_entry(patch) for patch in found]
+        if not found:
+            parts.append("It changes no function: it works through lifecycle hooks alone.\n")
+    parts.append("## The layer itself\n\nIt goes around these functions, and takes part in nothing else:\n")
+    rows = [(seam.step, f"`{seam.target}`", seam.requires, seam.ends or "-") for seam in seams.SEAMS]
+    parts.append(_table(("step", "target", "versions", "what ended them"), rows))
+    return "\n".join(parts)
+
+
+def _declared(name: str) -> Iterator[Patch]:
+    """All patches that a plugin declares on any version that has server tests."""
+    seen = set()
+    for sglang, (flashinfer, _) in SERVERS.items():
+        env = Environment({"sglang": sglang, "flashinfer-python": flashinfer}, roots=())
+        env.cuda_devices = 1
+        for patch in patches(name, env):
+            if (key := (patch.target, patch.windows)) not in seen:
+                seen.add(key)
+                yield patch
+
+
+_HOW = {Kind.WRAP: "put around it, and it is called", Kind.REPLACE: "put in its place"}
+
+
+def _ledger_entry(patch: Patch) -> str:
+    fields = [
+        ("why", patch.reason),
+        ("how", _HOW[patch.kind]),
+        ("versions", ", ".join(f"`{window}`" for window in patch.windows) or "all"),
+        ("what ends them", patch.ends),
+        ("seen in the source by", str(patch.outside) if patch.outside is not None else ""),
+        ("relies on", ", ".join(f"`{name}`" for name in patch.needs)),
+        ("never rebinds", ", ".join(f"`{name}`" for name in patch.keep)),
+        ("not needed where", _first_line(patch.unless)),
+        ("refused where", _first_line(patch.refuse)),
+        ("must run by the end of", patch.must_fire_by.value if patch.must_fire_by is not None else ""),
+        ("upstream", f"<{patch.upstream}>" if patch.upstream.startswith("http") else patch.upstream),
+        ("fate", patch.fate),
+    ]
+    lines = "\n".join(f"- {name}: {text}" for name, text in fields if text)
+    return f"### `{patch.target}`\n\n{lines}\n"
+
+
+def _first_line(probe: object) -> str:
+    if probe is None:
+        return ""
+    text = (probe.__doc__ or "").strip().partition("\n")[0] if callable(probe) else ""
+    return text or str(getattr(probe, "__name__", probe)).strip("_").replace("_", " ")
+
+
+# --- docs/COMPATIBILITY.md -----------------------------------------------------------------------------------
+
+COMPATIBILITY_HEAD = """\
+# Compatibility
+
+What becomes of each bundled plugin with each release on the package index. Written by `tools/write_docs.py` from the
+version windows of the plugins and the source in the wheels; `tests/contracts` checks that each window is exactly where
+the source bears it out, and keeps this page current. `glm5-plugins drift` says the same of an upgrade of yours.
+
+*in force*: its functions are there and it does its work · *not needed*: upstream does it itself · *not applicable*:
+there is nothing for it to do · *refused*: it would do harm, and the launch stops. The reasons are below each table.
+Servers of SGLang {servers} are started in tests, on a CPU; no other row was run.
+"""
+
+
+def compatibility_page() -> str:
+    """The verdict of every plugin on every release at hand."""
+    return "\n".join(
+        [
+            COMPATIBILITY_HEAD.format(servers=", ".join(SERVERS)),
+            "## SGLang, on a machine with CUDA devices\n",
+            *sglang_section(devices=1),
+            "## SGLang, on a machine without\n",
+            *sglang_section(devices=0),
+            "## FlashInfer\n",
+            "The functions of it that plugins change, by the source alone.\n",
+            flashinfer_table(),
+            "## Where the layer comes in\n",
+            seams_table(),
+        ]
+    )
+
+
+def sglang_environments(devices: int) -> Iterator[Environment]:
+    """Each SGLang at hand with the FlashInfer that it asks for."""
+    at_hand = {release.version for release in wheels.cached("flashinfer-python")}
+    for release in wheels.cached("sglang"):
+        pinned = release.pins["flashinfer-python"]
+        if pinned in at_hand:
+            env = wheels.environment(release, wheels.fetch("flashinfer-python", pinned))
+            env.cuda_devices = devices
+            yield env
+
+
+def sglang_rows(devices: int) -> Iterator[tuple[str, ...]]:
+    """The rows of the table: SGLang, FlashInfer, and a verdict for each plugin."""
+    for env in sglang_environments(devices):
+        rows = [doctor.examine_plugin(name, env) for name in BUNDLED]
+        versions = (str(env.version_text("sglang")), str(env.version_text("flashinfer-python")))
+        yield (*versions, *(WORDS.get(row.verdict, row.verdict) for row in rows))
+
+
+def sglang_section(devices: int) -> Iterator[str]:
+    """The table of one kind of machine, and the reasons in it."""
+    yield _table(("SGLang", "its FlashInfer", *(f"`{name}`" for name in BUNDLED)), sglang_rows(devices))
+    reasons = []
+    for name in BUNDLED:
+        verdicts = []
+        for env in sglang_environments(devices):
+            row = doctor.examine_plugin(name, env)
+            version = str(env.version_text("sglang"))
+            verdicts.append((WORDS.get(row.verdict, row.verdict), _general(row.reason, env), version))
+        for (word, reason), group in groupby(verdicts, key=lambda one: one[:2]):
+            if word != "in force":
+                reasons.append(f"- `{name}` is {word} on {_range([version for *_, version in group])}: {reason}")
+    if reasons:
+        yield "\n".join(reasons) + "\n"
+
+
+def _general(reason: str, env: Environment) -> str:
+    """A reason without the version it was given for."""
+    for name in ("sglang", "flashinfer-python"):
+        reason = re.sub(rf"{name} {re.escape(str(env.version_text(name)))}: ", "", reason)
+    return re.sub(r"^[\w.]+:[\w.]+: (refused: )?", "", reason)
+
+
+def flashinfer_table() -> str:
+    """Which FlashInfer has the functions that plugins change, with the parameters they rely on."""
+    wanted = {
+        (patch.target, tuple(patch.needs)): f"`{name}`"
+        for name in BUNDLED
+        for patch in _declared(name)
+        if patch.module.partition(".")[0] == "flashinfer"
+    }
+    verdicts = []
+    for release in wheels.cached("flashinfer-python"):
+        cells = ["missing" if source.lacks(*key, [release.root]) else "there" for key in wanted]
+        verdicts.append((tuple(cells), release.version))
+    rows = [
+        (_range([version for _, version in group]), *cells)
+        for cells, group in groupby(verdicts, key=lambda one: one[0])
+    ]
+    return _table(("FlashInfer", *(f"`{target}` ({wanted[target, needs]})" for target, needs in wanted)), rows)
+
+
+def seams_table() -> str:
+    """The function that each lifecycle step goes through."""
+    rows = []
+    releases = [wheels.environment(release) for release in wheels.cached("sglang")]
+    for step in dict.fromkeys(seam.step for seam in seams.SEAMS):
+        verdicts = [
+            (seam.target, str(env.version_text("sglang")))
+            for env in releases
+            for seam in seams.here(env)
+            if seam.step == step
+        ]
+        for target, group in groupby(verdicts, key=lambda one: one[0]):
+            rows.append((step, _range([version for _, version in group]), f"`{target}`"))
+    return _table(("step", "SGLang", "function"), rows)
+
+
+def _range(versions: Sequence[str]) -> str:
+    return versions[0] if len(versions) == 1 else f"{versions[0]} – {versions[-1]}"  # noqa: RUF001
+
+
+def table_row(cells: Iterable[str]) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([table_row(heads), "|---" * len(heads) + "|", *map(table_row, rows)]) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
