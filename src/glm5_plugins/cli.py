@@ -16,6 +16,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from glm5_plugins.errors import Glm5Error
@@ -69,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     command("env", _env, "List all GLM5_* variables, their values and where those come from.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
+    diagnose = command("diagnose", _diagnose, "Name the first cause in the log of a server that failed.")
+    diagnose.add_argument("log", metavar="LOG", nargs="+", help="a server's log file; - reads standard input")
     return parser
 
 
@@ -216,6 +219,47 @@ def _disable(arguments: argparse.Namespace) -> int:
     print(enable.path())
     _print_text("Removed." if changed else "It was not there.", stream=sys.stderr)
     return FINE
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.diagnosis.reading import diagnose, diagnose_file
+
+    found = []
+    for name in arguments.log:
+        try:
+            found.append(diagnose(sys.stdin) if name == "-" else diagnose_file(Path(name)))
+        except OSError as error:
+            raise UsageError(
+                f"The log {name} cannot be read: {error.strerror}.", "Give the path of a file, or - for standard input."
+            ) from None
+    bad = any(diagnosis.verdict == "unknown" for diagnosis in found)
+    if arguments.json:
+        rows = [{"log": name, **dataclasses.asdict(d)} for name, d in zip(arguments.log, found, strict=True)]
+        return _print_json(rows, bad)
+    for number, (name, diagnosis) in enumerate(zip(arguments.log, found, strict=True)):
+        if number:
+            print()
+        if len(found) > 1:
+            print(f"== {name}")
+        _print_diagnosis(name, diagnosis)
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _print_diagnosis(log: str, diagnosis: Any) -> None:
+    print(diagnosis.name)
+    place = f"{log}:{diagnosis.line}" if diagnosis.line else ""
+    _print_fields(
+        [
+            ("cause", diagnosis.cause),
+            ("cure", diagnosis.cure),
+            ("see", diagnosis.link),
+            ("where", " ".join(filter(None, [place, diagnosis.process and f"in {diagnosis.process}"]))),
+            ("line", diagnosis.evidence),
+            ("code", diagnosis.frame),
+            ("last stage", diagnosis.stage),
+            ("later", ", ".join(diagnosis.later)),
+        ]
+    )
 
 
 # --- plain text ----------------------------------------------------------------------------------------------
