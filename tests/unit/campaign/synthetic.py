@@ -1,0 +1,66 @@
+"""Made-up campaigns with known differences, from a seeded generator."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+
+from glm5_plugins.campaign.journal import Run
+from glm5_plugins.campaign.plan import Arm, Bench, Plan, Server, Shape
+
+Noise = Callable[[random.Random], float]
+
+
+def normal(sigma: float) -> Noise:
+    return lambda generator: generator.gauss(0, sigma)
+
+
+def heavy_tailed(sigma: float) -> Noise:
+    """Now and then a run is disturbed ten times as much."""
+    return lambda generator: generator.gauss(0, sigma * (10 if generator.random() < 0.1 else 1))
+
+
+def skewed(sigma: float) -> Noise:
+    """Disturbances only ever slow a run down."""
+    return lambda generator: -generator.expovariate(1 / sigma)
+
+
+def plan(*, arms: int = 3, rounds: int = 5, concurrency: tuple[int, ...] = (1, 10, 256, 1024)) -> Plan:
+    return Plan(
+        name="made-up",
+        rounds=rounds,
+        server=Server(model="none"),
+        bench=Bench(shapes=(Shape(name="chat", input=10, output=10),), concurrency=concurrency),
+        arms=tuple(Arm(name="baseline" if index == 0 else f"arm{index}") for index in range(arms)),
+    )
+
+
+def campaign(
+    of: Plan,
+    generator: random.Random,
+    noise: Noise,
+    effects: Mapping[str, float] | None = None,
+    drift: float = 0.0,
+) -> list[Run]:
+    """Runs of a whole campaign.
+
+    Args:
+        of: its plan.
+        generator: where chance comes from.
+        noise: what one server start adds to the logarithm of its throughput.
+        effects: the true ratio to the baseline, by arm; 1 where none is given.
+        drift: standard deviation of what a round adds for all its arms (heat, neighbours).
+    """
+    runs = []
+    for number in range(of.rounds):
+        for cell in of.cells:
+            common = math.log(100.0 * cell.concurrency) + generator.gauss(0, drift)
+            for arm in of.order(number):
+                log = common + math.log((effects or {}).get(arm.name, 1.0)) + noise(generator)
+                runs.append(run(number, arm.name, cell.concurrency, math.exp(log)))
+    return runs
+
+
+def run(number: int, arm: str, concurrency: int, throughput: float, *, ok: bool = True, shape: str = "chat") -> Run:
+    return Run(number, arm, shape, concurrency, 0, ok, 1.0, {"output_throughput": throughput})
