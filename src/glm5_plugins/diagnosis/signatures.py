@@ -257,8 +257,10 @@ CATALOGUE = (
     ),
     Signature(
         name="SGLang does not know the model",
-        pattern=r"Model architectures (?P<model>\[[^\]]*\]) are not supported for now",
-        cause="This SGLang has no model {model}, or its file failed to import (look for `Ignore import error` above).",
+        pattern=r"Model architectures (?P<model>\[[^\]]*\]) are not supported for now|"
+        r"Cannot find model module\. (?P<other>'[^']+') is not a registered model",
+        cause="This SGLang has no model {model}{other}, or its file failed to import (then `Ignore import error` "
+        "stands above).",
         cure="Upgrade SGLang: GlmMoeDsaForCausalLM (GLM-5) needs 0.5.9 or newer.",
         link=f"{_SGLANG}/issues/5441",
     ),
@@ -266,8 +268,9 @@ CATALOGUE = (
     Signature(
         name="the model is not there",
         pattern=r"(?:(?P<model>\S+) is not a local folder and is not a valid model identifier|"
+        r"Repo id must be in the form .*: '(?P<path>/[^']*)'|"
         r"Repository Not Found for url|Can't load the configuration of|Cannot access gated repo|We couldn't connect to '?https://huggingface)",
-        cause="The model is neither a local folder nor reachable on the hub.",
+        cause="The model is neither a local folder nor reachable on the hub. {model}{path}",
         cure="Check --model-path (inside the container), HF_TOKEN for gated models, and HF_HUB_OFFLINE.",
         link="https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
     ),

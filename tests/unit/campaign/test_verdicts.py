@@ -55,9 +55,7 @@ def test_three_percent_are_found_or_undecided(noise: float) -> None:
     """Never refuted: a gain of 3 % is not called "does not" in more than 5 % of campaigns."""
     of, generator = plan(arms=2), random.Random(3)
     verdicts = Counter(
-        row.verdict
-        for _ in range(300)
-        for row in compare(of, campaign(of, generator, normal(noise), {"arm1": 1.03}))
+        row.verdict for _ in range(300) for row in compare(of, campaign(of, generator, normal(noise), {"arm1": 1.03}))
     )
     assert verdicts["does not"] / sum(verdicts.values()) <= 0.05 / len(of.cells)
     if noise == 0.002:
