@@ -62,7 +62,7 @@ class InForce:
     round: int
     arm: str
     rows: tuple[Mapping[str, Any], ...]
-    """Per plugin and target: verdict, whether it is a bad one, and how often it fired in all processes."""
+    """Per plugin and target: verdict, and how often it fired in all processes."""
     kind: str = "in force"
 
 

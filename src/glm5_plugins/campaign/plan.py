@@ -13,11 +13,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from glm5_plugins.errors import ConfigurationError, did_you_mean
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _MOST_BYTES = 1 << 20
 _OURS = {
     "GLM5_PLUGINS": "plugins = [...] of the arm",
@@ -219,6 +214,11 @@ def read(path: Path) -> Plan:
     Raises:
         ConfigurationError: It cannot be read, is no TOML, or something in it does not fit; the text names the key.
     """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_BYTES + 1)

@@ -23,8 +23,7 @@ from glm5_plugins.campaign.progress import Progress
 from glm5_plugins.campaign.server import NotServing, Server, end_left_over
 from glm5_plugins.diagnosis.reading import Diagnosis, diagnose_file
 from glm5_plugins.errors import ConfigurationError, Glm5Error
-
-_BAD = ("drifted", "conflict", "failed", "dead", "refused")
+from glm5_plugins.patching import Verdict
 
 
 class Stopped(Glm5Error):
@@ -293,21 +292,26 @@ class Campaign:
 
 
 def summarise_reports(folder: Path) -> Iterator[dict[str, Any]]:
-    """One row per plugin and target from the reports of all processes: the worst verdict, and how often it fired."""
+    """One row per plugin and target from the reports of all processes: the verdict that counts, and calls in all."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, KeyError):
             for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
                 key = (str(row["plugin"]), str(row["target"]))
-                bad = row["verdict"] in _BAD
                 kept = rows.setdefault(
-                    key, {"plugin": key[0], "target": key[1], "verdict": row["verdict"], "bad": bad, "fired": None}
+                    key, {"plugin": key[0], "target": key[1], "verdict": row["verdict"], "fired": None}
                 )
-                if bad and not kept["bad"]:
-                    kept.update(verdict=row["verdict"], bad=True)
+                kept["verdict"] = min(kept["verdict"], row["verdict"], key=_weight)
                 if row.get("fired") is not None:
                     kept["fired"] = int(kept["fired"] or 0) + int(row["fired"])
     yield from rows.values()
+
+
+def _weight(verdict: str) -> int:
+    """What is bad in one process counts for all; what is applied in one is in force."""
+    if Verdict(verdict).bad:
+        return 0
+    return 1 if verdict in (Verdict.APPLIED, Verdict.WAITING) else 2
 
 
 def _seed(number: int, cell: Cell, repetition: int) -> int:

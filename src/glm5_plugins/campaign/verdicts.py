@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -62,12 +62,13 @@ class Side:
     ratio: Interval
 
 
-def compare(plan: Plan, runs: Sequence[Run]) -> list[Comparison]:
+def compare(plan: Plan, runs: Sequence[Run], doubts: Mapping[str, str] | None = None) -> list[Comparison]:
     """Compare each arm with the baseline in each cell.
 
     Args:
         plan: says how many comparisons there are, which sets how wide each interval has to be.
         runs: all runs; failed ones do not count.
+        doubts: reasons why an arm cannot be said to pay, however fast it was.
 
     Returns:
         One row per arm and cell, also for those that were never measured.
@@ -78,7 +79,11 @@ def compare(plan: Plan, runs: Sequence[Run]) -> list[Comparison]:
     for arm in plan.challengers:
         for cell in plan.cells:
             logs = log_ratios(runs, plan.base.name, arm.name, cell, DECIDES)
-            rows.append(decide(arm.name, cell, logs, level, plan.decision.worth_percent / 100))
+            row = decide(arm.name, cell, logs, level, plan.decision.worth_percent / 100)
+            doubt = (doubts or {}).get(arm.name)
+            if doubt and row.verdict == "pays":
+                row = replace(row, verdict="cannot tell", why=doubt)
+            rows.append(row)
     return rows
 
 
