@@ -20,7 +20,7 @@ table { border-collapse: collapse; font-size: .9rem; } th, td { padding: .3rem .
   vertical-align: top; border-bottom: 1px solid #ddd; }
 .figure { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .pays { color: #00634a; font-weight: 600; } .does-not { color: #a04000; font-weight: 600; }
-.cannot-tell { color: #555; font-weight: 600; }
+.did-not-start { color: #a04000; } .cannot-tell { color: #555; font-weight: 600; }
 .failure { border-left: 4px solid #d55e00; padding: .1rem 1rem; margin: 1rem 0; background: #fdf4ee; }
 code { font-size: .85rem; overflow-wrap: anywhere; } img { max-width: 100%; height: auto; }
 dt { font-weight: 600; } dd { margin: 0 0 .4rem; } .method { color: #444; max-width: 60rem; }
@@ -97,7 +97,7 @@ def _of_column(of: Table, index: int) -> str:
 
 
 def _of_cell(of: Table, index: int, cell: str) -> str:
-    if of.heads[index] == "verdict" and cell in ("pays", "does not", "cannot tell"):
+    if of.heads[index] == "verdict" and cell in ("pays", "does not", "cannot tell", "did not start"):
         return f' class="{cell.replace(" ", "-")}"'
     return _of_column(of, index)
 

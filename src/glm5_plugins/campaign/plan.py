@@ -51,6 +51,12 @@ def _own_settings(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def _nothing_of_the_layer(env: dict[str, str]) -> dict[str, str]:
+    if name := next((name for name in env if name.startswith("GLM5_")), None):
+        raise ValueError(f"{name} would run the layer in the baseline, too; set it in the env of an arm")
+    return env
+
+
 def _own_flags(args: tuple[str, ...]) -> tuple[str, ...]:
     for arg in args:
         if (flag := arg.partition("=")[0]) in _TAKEN:
@@ -78,7 +84,7 @@ class Server(_Part):
     """Tokenizer for the benchmark; the model's own if empty."""
     args: ServerArguments = ()
     """Server arguments of every arm."""
-    env: Variables = {}
+    env: Annotated[dict[str, str], AfterValidator(_nothing_of_the_layer)] = {}
     """Environment variables of every arm, and of the benchmark."""
     python: str = sys.executable
     """Interpreter that has SGLang and this package."""
@@ -125,6 +131,12 @@ class Arm(_Part):
     profile: str = ""
     args: ServerArguments = ()
     env: Variables = {}
+
+    @model_validator(mode="after")
+    def _layer_has_something_to_do(self) -> Arm:
+        if not self.uses_layer and (name := next((name for name in self.env if name.startswith("GLM5_")), None)):
+            raise ValueError(f"{name} does nothing in an arm without plugins or a profile")
+        return self
 
     @property
     def uses_layer(self) -> bool:
@@ -241,7 +253,8 @@ def read(path: Path) -> Plan:
 
 
 def _explain(path: Path, document: dict[str, Any], error: ValidationError) -> tuple[str, str]:
-    first = error.errors()[0]
+    errors = error.errors()  # a key that is misspelled is also missing: say the former
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     key = _spell(document, first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
@@ -268,13 +281,19 @@ def _spell(document: Any, location: tuple[int | str, ...]) -> str:
     return spelled
 
 
+_PARTS: dict[str, type[BaseModel]] = {
+    "server": Server,
+    "bench": Bench,
+    "arms": Arm,
+    "shapes": Shape,
+    "decision": Decision,
+}
+
+
 def _keys(location: tuple[int | str, ...]) -> list[str]:
-    part: type[BaseModel] = Plan
-    for step in location[:-1]:
-        part = {"server": Server, "bench": Bench, "arms": Arm, "shapes": Shape, "decision": Decision}.get(
-            str(step), part
-        )
-    return list(part.model_fields)
+    """The keys that the table of a location may have."""
+    tables = [_PARTS[str(step)] for step in location[:-1] if str(step) in _PARTS]
+    return list((tables[-1] if tables else Plan).model_fields)
 
 
 def _check_plugins(plan: Plan) -> None:

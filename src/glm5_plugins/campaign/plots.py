@@ -10,7 +10,7 @@ from typing import Any
 
 from glm5_plugins.campaign.journal import Run
 from glm5_plugins.campaign.plan import Cell, Plan
-from glm5_plugins.campaign.report import LATENCIES, Result, doubts
+from glm5_plugins.campaign.report import LATENCIES, Result, doubts, figure_text
 from glm5_plugins.campaign.verdicts import Comparison, compare, level_of_arm
 
 # Okabe and Ito's colours can be told apart by the colour-blind; the markers by everybody.
@@ -119,10 +119,15 @@ def _beside(index: int, count: int) -> float:
 
 
 def _plain_numbers(axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    """Ticks at round figures, however narrow or wide the range is."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axes.get_ylim()
+    if high / low < 8:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    else:
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high / low < 100 else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure_text(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 

@@ -13,6 +13,11 @@ from glm5_plugins.campaign.plan import Arm, Plan
 from glm5_plugins.campaign.verdicts import Comparison, Interval, compare, level_of_arm, side_effects
 from glm5_plugins.errors import ConfigurationError
 
+_WORDS = {
+    "pays": ("pays", "pays everywhere"),
+    "does not": ("does not pay", "pays nowhere"),
+    "cannot tell": ("is undecided", "is undecided everywhere"),
+}
 _IDLE = ("not needed", "not applicable", "skipped")
 
 LATENCIES = {"median_ttft_ms": "TTFT", "median_itl_ms": "ITL"}
@@ -127,41 +132,31 @@ def _summary(result: Result, comparisons: Sequence[Comparison]) -> Iterable[str]
             known = f": {name}" if name and name not in ("unknown", "no failure") else ""
             yield f"**{arm.name}** did not start{known}."
             continue
-        parts = []
-        for verdict in ("pays", "does not", "cannot tell"):
-            if cells := [str(row.cell) for row in rows if row.verdict == verdict]:
-                words = {"pays": "pays", "does not": "does not pay", "cannot tell": "cannot be told"}[verdict]
-                parts.append(
-                    f"{words} at {_list(cells)}"
-                    if len(cells) < len(rows)
-                    else f"{words} anywhere"
-                    if verdict != "pays"
-                    else "pays everywhere"
-                )
+        parts = [
+            everywhere if len(cells) == len(rows) else f"{here} at {_list(cells)}"
+            for verdict, (here, everywhere) in _WORDS.items()
+            if (cells := [str(row.cell) for row in rows if row.verdict == verdict])
+        ]
         yield f"**{arm.name}** {'; '.join(parts)}."
     if not result.complete:
         yield "The campaign is not complete: run it again to go on. What stands here may change."
 
 
 def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
+    failed = {start.arm for start in journal.starts if not start.ok and not _mended(start, journal)}
+    never = failed - {row.arm for row in comparisons if row.pairs}
     rows = []
     for row in comparisons:
-        ratio = row.ratio
-        more = f"about {row.rounds_to_tell} rounds would tell" if row.rounds_to_tell else ""
-        why = row.why
-        if any(not s.ok and s.arm == row.arm and not _mended(s, journal) for s in journal.starts):
-            why = "its server did not start" if not row.pairs else f"{why}; its server failed to start later"
-        rows.append(
-            (
-                row.arm,
-                str(row.cell),
-                f"{ratio.value:.3f}" if ratio else "-",
-                f"{ratio.low:.3f} - {ratio.high:.3f}" if ratio else "-",
-                str(row.pairs),
-                row.verdict,
-                "; ".join(filter(None, [why, more])),
-            )
-        )
+        if row.arm in never:
+            continue
+        why = [row.why]
+        if row.rounds_to_tell:
+            why.append(f"about {row.rounds_to_tell} rounds would tell")
+        if row.arm in failed:
+            why.append("later its server did not start")
+        ratio = (f"{row.ratio.value:.3f}", _span(row.ratio)) if row.ratio else ("-", "-")
+        rows.append((row.arm, str(row.cell), *ratio, str(row.pairs), row.verdict, "; ".join(why)))
+    rows += [(arm, "all", "-", "-", "0", "did not start", "see below") for arm in sorted(never)]
     heads = ("arm", "shape x concurrency", "ratio", "interval", "rounds", "verdict", "why")
     return Table(heads, tuple(rows), frozenset({2, 3, 4}))
 
@@ -173,7 +168,7 @@ def _figures(plan: Plan, journal: Journal) -> Table:
         for arm in plan.arms:
             levels = [level_of_arm(journal.runs, arm.name, cell, m, plan.decision.confidence) for m in metrics]
             if any(levels):
-                rows.append((str(cell), arm.name, *(f"{level.value:.4g}" if level else "-" for level in levels)))
+                rows.append((str(cell), arm.name, *(figure_text(level.value) if level else "-" for level in levels)))
     heads = ("shape x concurrency", "arm", "output tokens/s", *(f"{name}, ms" for name in LATENCIES.values()))
     return Table(heads, tuple(rows), frozenset({2, 3, 4}))
 
@@ -236,7 +231,7 @@ def doubts(result: Result) -> dict[str, str]:
     found = {}
     for arm in result.plan.challengers:
         rows = [row for record in result.journal.in_force if record.arm == arm.name for row in record.rows]
-        others = bool(arm.args or arm.env or arm.profile)
+        others = arm.args or arm.profile or [name for name in arm.env if not name.startswith("GLM5_")]
         if arm.plugins and rows and not others and all(row["verdict"] in _IDLE for row in rows):
             verdicts = ", ".join(dict.fromkeys(f"{row['plugin']}: {row['verdict']}" for row in rows))
             found[arm.name] = f"nothing of it was in force ({verdicts}), so that a difference is not its doing"
@@ -248,13 +243,13 @@ def doubts(result: Result) -> dict[str, str]:
 
 
 def _did_other_work(result: Result, arm: str) -> bool:
-    work = {
-        (run.arm, run.round, run.cell, run.repetition): run.metrics.get("total_output_tokens")
-        for run in result.journal.runs
-        if run.ok
-    }
-    base = result.plan.base.name
-    return any(work.get((base, *rest), tokens) != tokens for (name, *rest), tokens in work.items() if name == arm)
+    """Whether the benchmark got another number of tokens from this arm than from the baseline, in any run of both."""
+    tokens: dict[str, dict[object, float]] = {arm: {}, result.plan.base.name: {}}
+    for run in result.journal.runs:
+        if run.ok and run.arm in tokens and "total_output_tokens" in run.metrics:
+            tokens[run.arm][run.round, run.cell, run.repetition] = run.metrics["total_output_tokens"]
+    ours, theirs = tokens[arm], tokens[result.plan.base.name]
+    return any(ours[key] != theirs[key] for key in ours.keys() & theirs.keys())
 
 
 def _method(plan: Plan) -> str:
@@ -294,6 +289,11 @@ def describe(arm: Arm) -> str:
 
 def _span(interval: Interval) -> str:
     return f"{interval.low:.3f} - {interval.high:.3f}"
+
+
+def figure_text(value: float) -> str:
+    """Three or more digits, and never an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _list(words: Sequence[str]) -> str:

@@ -114,7 +114,7 @@ class Campaign:
         finally:
             with _undisturbed():
                 server.stop()
-        journal.add(InForce(number, arm.name, tuple(summarise_reports(where / "reports"))))
+        journal.add(InForce(number, arm.name, list(summarise_reports(where / "reports"))))
         self._durations.append(time.monotonic() - began)
         return True
 
@@ -262,7 +262,7 @@ class Campaign:
         """Write down the plan and what it runs on, or compare with what is written there."""
         now = {
             "plan": self.plan.model_dump(mode="json"),
-            "versions": surroundings.versions(self.plan.server.python),
+            "versions": surroundings.versions(self.plan.server.python, self._base_environment()),
             "machine": surroundings.machine(),
         }
         path = self.folder / "campaign.json"

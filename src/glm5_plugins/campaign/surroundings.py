@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 
 from glm5_plugins.errors import ConfigurationError
@@ -24,15 +25,20 @@ print(json.dumps(found))
 """
 
 
-def versions(python: str) -> dict[str, str]:
-    """The versions that the server's interpreter has.
+def versions(python: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The versions that the server's interpreter finds in the server's environment.
 
     Raises:
         ConfigurationError: The interpreter does not run, or has no SGLang.
     """
     try:
         done = subprocess.run(
-            [python, "-c", _ASK, *_DISTRIBUTIONS], capture_output=True, text=True, timeout=120, check=True
+            [python, "-c", _ASK, *_DISTRIBUTIONS],
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         )
         found: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

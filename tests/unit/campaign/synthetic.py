@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from glm5_plugins.campaign.journal import Run
+from glm5_plugins.campaign.journal import InForce, Journal, Run, Start
 from glm5_plugins.campaign.plan import Arm, Bench, Plan, Server, Shape
 
 Noise = Callable[[random.Random], float]
@@ -63,4 +65,45 @@ def campaign(
 
 
 def run(number: int, arm: str, concurrency: int, throughput: float, *, ok: bool = True, shape: str = "chat") -> Run:
-    return Run(number, arm, shape, concurrency, 0, ok, 1.0, {"output_throughput": throughput})
+    metrics = {
+        "output_throughput": throughput,
+        "total_output_tokens": 256.0 * concurrency,
+        "median_ttft_ms": 40.0 * concurrency**0.6 * 100 / (throughput / concurrency),
+        "median_itl_ms": 900.0 / (throughput / concurrency),
+    }
+    return Run(number, arm, shape, concurrency, 0, ok, 1.0, metrics)
+
+
+def folder(
+    path: Path,
+    of: Plan,
+    runs: list[Run],
+    *,
+    failed: Mapping[str, Mapping[str, object]] | None = None,
+    in_force: tuple[InForce, ...] = (),
+) -> Path:
+    """Write a campaign's folder as if it had been run.
+
+    Args:
+        path: where.
+        of: its plan.
+        runs: its runs.
+        failed: what was diagnosed, by arm that did not start.
+        in_force: reports of the layer.
+    """
+    path.mkdir(parents=True)
+    about = {
+        "plan": of.model_dump(mode="json"),
+        "versions": {"python": "3.11.7", "sglang": "0.5.23"},
+        "machine": {"host": "here", "cores": "2", "gpus": "none"},
+        "begun": "2026-01-01T00:00:00+00:00",
+    }
+    (path / "campaign.json").write_text(json.dumps(about), encoding="utf-8")
+    journal = Journal(path / "runs.jsonl")
+    for arm, diagnosis in (failed or {}).items():
+        log = f"starts/round-1-{arm}/server.log"
+        journal.add(Start(0, arm, False, 7.5, log, "the server ended with status 1 after 7 s", diagnosis))
+    for one in (*runs, *in_force):
+        if not isinstance(one, Run) or one.arm not in (failed or {}):
+            journal.add(one)
+    return path
