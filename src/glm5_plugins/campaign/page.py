@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from glm5_plugins.campaign.plots import Plot
-from glm5_plugins.campaign.report import Failure, Report, Table
+from glm5_plugins.campaign.report import FIRED, Failure, Report, Table
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -46,7 +46,7 @@ def html(report: Report, plots: Sequence[Plot]) -> str:
     if report.latencies.rows:
         body += ["<h2>Latency against the baseline</h2><p>Below 1 is faster.</p>", _table(report.latencies)]
     if report.in_force.rows:
-        body += ["<h2>What was in force</h2>", _table(report.in_force)]
+        body += ["<h2>What was in force</h2>", _table(report.in_force), f'<p class="method">{escape(FIRED)}</p>']
     body += ["<h2>What it ran on</h2>", _table(report.about)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

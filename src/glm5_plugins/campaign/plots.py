@@ -16,6 +16,7 @@ from glm5_plugins.campaign.verdicts import Comparison, compare, level_of_arm
 # Okabe and Ito's colours can be told apart by the colour-blind; the markers by everybody.
 _COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = "osD^vPX"
+_WIDEST = (0.5, 2.0)  # ratios beyond are shown by an arrow
 _OF_VERDICT = {"pays": "#009E73", "does not": "#D55E00", "cannot tell": "#666666"}
 
 
@@ -50,13 +51,20 @@ def _ratios(rows: Sequence[Comparison], worth_percent: float) -> Plot:
 
     figure = Figure(figsize=(9, 1.2 + 0.36 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
+    low = max(_WIDEST[0], min(row.ratio.low for row in rows if row.ratio) - 0.01)
+    high = min(_WIDEST[1], max(row.ratio.high for row in rows if row.ratio) + 0.01)
+    axes.set_xlim(min(low, 0.98), max(high, 1.02))
     for place, row in enumerate(reversed(rows)):
         ratio = row.ratio
         if ratio is None:
             continue
         colour = _OF_VERDICT[row.verdict]
-        axes.plot([ratio.low, ratio.high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
-        axes.plot([ratio.value], [place], marker="o", color=colour, markersize=6)
+        ends = (max(ratio.low, low), min(ratio.high, high))
+        axes.plot(ends, [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot([min(max(ratio.value, low), high)], [place], marker="o", color=colour, markersize=6)
+        for beyond, end, arrow in ((ratio.low < low, low, "<"), (ratio.high > high, high, ">")):
+            if beyond:  # it goes on where the picture ends
+                axes.plot([end], [place], marker=arrow, color=colour, markersize=8, clip_on=False)
     axes.axvline(1, color="black", linewidth=1)
     axes.axvspan(1, 1 + worth_percent / 100, color="#dddddd", zorder=0, linewidth=0)
     axes.set_yticks(range(len(rows)), [f"{row.arm}, {row.cell}: {row.verdict}" for row in reversed(rows)])

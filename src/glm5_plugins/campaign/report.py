@@ -13,11 +13,14 @@ from glm5_plugins.campaign.plan import Arm, Plan
 from glm5_plugins.campaign.verdicts import Comparison, Interval, compare, level_of_arm, side_effects
 from glm5_plugins.errors import ConfigurationError
 
+_MANY_ROUNDS = 100
 _WORDS = {
     "pays": ("pays", "pays everywhere"),
     "does not": ("does not pay", "pays nowhere"),
     "cannot tell": ("is undecided", "is undecided everywhere"),
 }
+FIRED = "Calls are those that a process had reported; one that is killed reports no last ones."
+"""What the figure in the column `fired` is."""
 _IDLE = ("not needed", "not applicable", "skipped")
 
 LATENCIES = {"median_ttft_ms": "TTFT", "median_itl_ms": "ITL"}
@@ -151,10 +154,11 @@ def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
             continue
         why = [row.why]
         if row.rounds_to_tell:
-            why.append(f"about {row.rounds_to_tell} rounds would tell")
+            most = row.rounds_to_tell > _MANY_ROUNDS
+            why.append(f"{f'more than {_MANY_ROUNDS}' if most else f'about {row.rounds_to_tell}'} rounds would tell")
         if row.arm in failed:
             why.append("later its server did not start")
-        ratio = (f"{row.ratio.value:.3f}", _span(row.ratio)) if row.ratio else ("-", "-")
+        ratio = (_ratio(row.ratio.value), _span(row.ratio)) if row.ratio else ("-", "-")
         rows.append((row.arm, str(row.cell), *ratio, str(row.pairs), row.verdict, "; ".join(why)))
     rows += [(arm, "all", "-", "-", "0", "did not start", "see below") for arm in sorted(never)]
     heads = ("arm", "shape x concurrency", "ratio", "interval", "rounds", "verdict", "why")
@@ -175,7 +179,7 @@ def _figures(plan: Plan, journal: Journal) -> Table:
 
 def _latencies(plan: Plan, journal: Journal) -> Table:
     rows = [
-        (side.arm, str(side.cell), LATENCIES[side.metric], f"{side.ratio.value:.3f}", _span(side.ratio))
+        (side.arm, str(side.cell), LATENCIES[side.metric], _ratio(side.ratio.value), _span(side.ratio))
         for side in side_effects(plan, journal.runs, tuple(LATENCIES))
     ]
     return Table(("arm", "shape x concurrency", "median", "ratio", "interval"), tuple(rows), frozenset({3, 4}))
@@ -288,7 +292,14 @@ def describe(arm: Arm) -> str:
 
 
 def _span(interval: Interval) -> str:
-    return f"{interval.low:.3f} - {interval.high:.3f}"
+    return f"{_ratio(interval.low)} - {_ratio(interval.high)}"
+
+
+def _ratio(value: float) -> str:
+    """Three decimals where they mean something."""
+    if 0.1 <= value < 10:
+        return f"{value:.3f}"
+    return f"{value:.2g}" if 0.01 <= value < 100 else "< 0.01" if value < 1 else "> 100"
 
 
 def figure_text(value: float) -> str:
@@ -319,7 +330,7 @@ def markdown(report: Report) -> str:
     if report.latencies.rows:
         parts += ["## Latency against the baseline", "Below 1 is faster.", markdown_of(report.latencies)]
     if report.in_force.rows:
-        parts += ["## What was in force", markdown_of(report.in_force)]
+        parts += ["## What was in force", markdown_of(report.in_force), FIRED]
     parts += ["## What it ran on", markdown_of(report.about)]
     return "\n\n".join(parts) + "\n"
 

@@ -162,6 +162,18 @@ def test_figures_have_no_exponent(value: float, text: str) -> None:
     assert figure_text(value) == text
 
 
+def test_a_hopelessly_noisy_campaign_has_a_readable_report(tmp_path: Path) -> None:
+    """Rounds that differ hundredfold: intervals without end, in the table and in the picture."""
+    of = plan(arms=2, rounds=3, concurrency=(1,))
+    figures = {"baseline": (100.0, 100.0, 100.0), "arm1": (1000.0, 10.0, 101.0)}
+    runs = [run(number, arm, 1, value) for arm, values in figures.items() for number, value in enumerate(values)]
+    out = folder(tmp_path / "out", of, runs)
+    write_reports(load(out))
+    (row,) = build(load(out)).decisions.rows
+    assert row[3] == "< 0.01 - > 100"
+    assert row[6].endswith("more than 100 rounds would tell")
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is no folder of a campaign"):
         load(tmp_path)

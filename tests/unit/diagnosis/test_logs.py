@@ -106,6 +106,10 @@ def test_what_the_layer_logs_in_passing_is_no_refusal() -> None:
     assert diagnose([line]).verdict == "no failure"
 
 
+def test_a_file_name_is_no_failure() -> None:
+    assert diagnose(['  File "/srv/TCPStore.py", line 1, in nvcc_not_found']).verdict == "no failure"
+
+
 @pytest.mark.parametrize(
     "lines",
     [
