@@ -12,20 +12,26 @@ if TYPE_CHECKING:
     from glm5_plugins.environment import Environment as Environment
     from glm5_plugins.errors import ConfigurationError as ConfigurationError
     from glm5_plugins.errors import NotApplicable as NotApplicable
+    from glm5_plugins.findings import Finding as Finding
     from glm5_plugins.hookspecs import hookimpl as hookimpl
     from glm5_plugins.patching import Kind as Kind
+    from glm5_plugins.patching import Outcome as Outcome
     from glm5_plugins.patching import Patch as Patch
     from glm5_plugins.patching import Stage as Stage
+    from glm5_plugins.patching import Verdict as Verdict
     from glm5_plugins.settings.model import PluginSettings as PluginSettings
 
 __all__ = [
     "ConfigurationError",
     "Environment",
+    "Finding",
     "Kind",
     "NotApplicable",
+    "Outcome",
     "Patch",
     "PluginSettings",
     "Stage",
+    "Verdict",
     "hookimpl",
     "register",
 ]
@@ -34,10 +40,13 @@ _HOME = {
     "ConfigurationError": "glm5_plugins.errors",
     "Environment": "glm5_plugins.environment",
     "Kind": "glm5_plugins.patching",
+    "Finding": "glm5_plugins.findings",
     "NotApplicable": "glm5_plugins.errors",
+    "Outcome": "glm5_plugins.patching",
     "Patch": "glm5_plugins.patching",
     "PluginSettings": "glm5_plugins.settings.model",
     "Stage": "glm5_plugins.patching",
+    "Verdict": "glm5_plugins.patching",
     "hookimpl": "glm5_plugins.hookspecs",
 }
 

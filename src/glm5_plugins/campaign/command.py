@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 # Imported only by the commands that need them. They are an extra because no server needs them: psutil ends process
 # trees, scipy has Student's t, matplotlib draws. SGLang itself brings the first two.
-_EXTRA = ("psutil", "scipy", "matplotlib", *(("tomli",) if sys.version_info < (3, 11) else ()))
+_EXTRA = ("psutil", "scipy", "matplotlib")
 
 
 def need_extra(*modules: str) -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 from glm5_plugins.campaign.journal import Journal, Start
 from glm5_plugins.campaign.plan import Arm, Plan
-from glm5_plugins.campaign.verdicts import Comparison, Interval, compare, level_of_arm, side_effects
+from glm5_plugins.campaign.verdicts import MANY_ROUNDS, Comparison, Interval, compare, level_of_arm, side_effects
 from glm5_plugins.errors import ConfigurationError
 
-_MANY_ROUNDS = 100
 _WORDS = {
     "pays": ("pays", "pays everywhere"),
     "does not": ("does not pay", "pays nowhere"),
@@ -154,8 +153,8 @@ def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
             continue
         why = [row.why]
         if row.rounds_to_tell:
-            most = row.rounds_to_tell > _MANY_ROUNDS
-            why.append(f"{f'more than {_MANY_ROUNDS}' if most else f'about {row.rounds_to_tell}'} rounds would tell")
+            most = row.rounds_to_tell > MANY_ROUNDS
+            why.append(f"{f'more than {MANY_ROUNDS}' if most else f'about {row.rounds_to_tell}'} rounds would tell")
         if row.arm in failed:
             why.append("later its server did not start")
         ratio = (_ratio(row.ratio.value), _span(row.ratio)) if row.ratio else ("-", "-")

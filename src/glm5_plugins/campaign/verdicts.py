@@ -24,6 +24,8 @@ Verdict = Literal["pays", "does not", "cannot tell"]
 
 DECIDES = "output_throughput"
 """The figure that decides, in tokens per second: more is better."""
+MANY_ROUNDS = 100
+"""More than anybody runs."""
 _FEWEST = 3  # rounds below which nothing is said: two can agree by accident
 
 
@@ -49,7 +51,8 @@ class Comparison:
     verdict: Verdict
     why: str
     rounds_to_tell: int | None = None
-    """How many rounds it would take, about, to see the gain found, or the smallest gain worth having."""
+    """How many rounds it would take, about, to see the gain found, or the smallest gain worth having; `MANY_ROUNDS`
+    and one where it would take more."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,10 @@ def _rounds_to_tell(logs: Sequence[float], level: float, effect: float) -> int |
     deviation = _deviation(logs)
     if not effect:
         return None
-    for count in range(len(logs) + 1, 1001):
+    for count in range(len(logs) + 1, MANY_ROUNDS + 1):
         if _quantile(level, count - 1) * deviation / math.sqrt(count) < effect:
             return count
-    return None
+    return MANY_ROUNDS + 1
 
 
 def _deviation(values: Sequence[float]) -> float:
