@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from glm5_plugins.campaign.report import Result, Table, markdown_of
+from glm5_plugins.campaign.report import Result, Table, markdown_of, span
 from glm5_plugins.campaign.verdicts import Change, compare_campaigns
 from glm5_plugins.errors import ConfigurationError
 
@@ -72,7 +72,7 @@ def markdown(both: Both, first: str, second: str) -> str:
             change.arm,
             str(change.cell),
             f"{change.ratio.value:.3f}" if change.ratio else "-",
-            f"{change.ratio.low:.3f} - {change.ratio.high:.3f}" if change.ratio else "-",
+            span(change.ratio) if change.ratio else "-",
             f"{change.rounds[0]}, {change.rounds[1]}",
             change.verdict,
         )

@@ -147,7 +147,7 @@ def _summary(result: Result, comparisons: Sequence[Comparison]) -> Iterable[str]
 def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
     failed = {start.arm for start in journal.starts if not start.ok and not _mended(start, journal)}
     never = failed - {row.arm for row in comparisons if row.pairs}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in comparisons:
         if row.arm in never:
             continue
@@ -157,7 +157,7 @@ def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
             why.append(f"{f'more than {MANY_ROUNDS}' if most else f'about {row.rounds_to_tell}'} rounds would tell")
         if row.arm in failed:
             why.append("later its server did not start")
-        ratio = (_ratio(row.ratio.value), _span(row.ratio)) if row.ratio else ("-", "-")
+        ratio = (_ratio(row.ratio.value), span(row.ratio)) if row.ratio else ("-", "-")
         rows.append((row.arm, str(row.cell), *ratio, str(row.pairs), row.verdict, "; ".join(why)))
     rows += [(arm, "all", "-", "-", "0", "did not start", "see below") for arm in sorted(never)]
     heads = ("arm", "shape x concurrency", "ratio", "interval", "rounds", "verdict", "why")
@@ -178,7 +178,7 @@ def _figures(plan: Plan, journal: Journal) -> Table:
 
 def _latencies(plan: Plan, journal: Journal) -> Table:
     rows = [
-        (side.arm, str(side.cell), LATENCIES[side.metric], _ratio(side.ratio.value), _span(side.ratio))
+        (side.arm, str(side.cell), LATENCIES[side.metric], _ratio(side.ratio.value), span(side.ratio))
         for side in side_effects(plan, journal.runs, tuple(LATENCIES))
     ]
     return Table(("arm", "shape x concurrency", "median", "ratio", "interval"), tuple(rows), frozenset({3, 4}))
@@ -290,15 +290,16 @@ def describe(arm: Arm) -> str:
     return "; ".join(parts) or "nothing added"
 
 
-def _span(interval: Interval) -> str:
-    return f"{_ratio(interval.low)} - {_ratio(interval.high)}"
+def span(interval: Interval) -> str:
+    """An interval of ratios as text."""
+    return f"{_ratio(interval.low)} to {_ratio(interval.high)}"
 
 
 def _ratio(value: float) -> str:
     """Three decimals where they mean something."""
     if 0.1 <= value < 10:
         return f"{value:.3f}"
-    return f"{value:.2g}" if 0.01 <= value < 100 else "< 0.01" if value < 1 else "> 100"
+    return f"{value:.2g}" if 0.01 <= value < 100 else "<0.01" if value < 1 else ">100"
 
 
 def figure_text(value: float) -> str:

@@ -125,8 +125,8 @@ CATALOGUE = (
         name="DeepGEMM lacks this GPU",
         pattern=r"Assertion error \(.*(?:deep_?gemm|layout\.hpp|hyperconnection\.hpp|apis/).*\): "
         r"(?P<what>Unsupported arch\w*|Unknown recipe)",
-        cause="DeepGEMM has no kernels for this GPU ({what}); up to its 0.1.5 it serves SM90 and SM100 alone, "
-        "and RTX PRO 6000 is SM120.",
+        cause="DeepGEMM has no kernels for this GPU ({what}): before sgl-deep-gemm 0.1.5 it serves SM90 and "
+        "SM100 alone, and RTX PRO 6000 is SM120.",
         cure="SGLANG_ENABLE_JIT_DEEPGEMM=0, and for GLM-5's sparse attention on SM120 an SGLang whose "
         "--dsa-prefill-backend and --dsa-decode-backend have flashinfer_sparse_mla.",
         link=f"{_SGLANG}/issues/26087",

@@ -58,7 +58,7 @@ def test_the_summary_says_what_pays(report: Report) -> None:
 def test_the_table_has_ratio_interval_and_verdict(report: Report) -> None:
     rows = {row[:2]: row[2:] for row in report.decisions.rows}
     ratio, interval, rounds, verdict, why = rows["arm1", "chat x10"]
-    low, high = map(float, interval.split(" - "))
+    low, high = map(float, interval.split(" to "))
     assert low < 1.1 < high
     assert low <= float(ratio) <= high
     assert (rounds, verdict, why[:7]) == ("6", "pays", "faster,")
@@ -170,7 +170,7 @@ def test_a_hopelessly_noisy_campaign_has_a_readable_report(tmp_path: Path) -> No
     out = folder(tmp_path / "out", of, runs)
     write_reports(load(out))
     (row,) = build(load(out)).decisions.rows
-    assert row[3] == "< 0.01 - > 100"
+    assert row[3] == "<0.01 to >100"
     assert row[6].endswith("more than 100 rounds would tell")
 
 
