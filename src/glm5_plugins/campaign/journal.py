@@ -96,6 +96,12 @@ class Journal:
         return [record for record in self.records if isinstance(record, Start)]
 
     @property
+    def given_up(self) -> frozenset[str]:
+        """Arms whose last start failed: they are left out from then on."""
+        last = {start.arm: start.ok for start in self.starts}
+        return frozenset(arm for arm, ok in last.items() if not ok)
+
+    @property
     def runs(self) -> list[Run]:
         """All benchmark runs."""
         return [record for record in self.records if isinstance(record, Run)]

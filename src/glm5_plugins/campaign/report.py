@@ -60,13 +60,12 @@ class Result:
     @property
     def complete(self) -> bool:
         """Whether every arm that starts has every run."""
-        given_up = {start.arm for start in self.journal.starts if not start.ok}
         done = {(run.round, run.arm, run.cell, run.repetition) for run in self.journal.runs}
         return all(
             (number, arm.name, cell, repetition) in done
             for number in range(self.plan.rounds)
             for arm in self.plan.arms
-            if arm.name not in given_up
+            if arm.name not in self.journal.given_up
             for cell in self.plan.cells
             for repetition in range(self.plan.bench.repetitions)
         )
@@ -110,7 +109,7 @@ def build(result: Result) -> Report:
     """Work out all that is reported."""
     plan, journal = result.plan, result.journal
     comparisons = compare(plan, journal.runs, doubts(result))
-    failures = tuple(_failure(start) for start in journal.starts if not start.ok and not _mended(start, journal))
+    failures = tuple(_failure(start) for start in _last_failures(journal).values())
     return Report(
         title=f"Campaign {plan.name}",
         summary=tuple(_summary(result, comparisons)),
@@ -128,8 +127,7 @@ def build(result: Result) -> Report:
 def _summary(result: Result, comparisons: Sequence[Comparison]) -> Iterable[str]:
     for arm in result.plan.challengers:
         rows = [row for row in comparisons if row.arm == arm.name]
-        failed = next((s for s in result.journal.starts if s.arm == arm.name and not s.ok), None)
-        if failed and not _mended(failed, result.journal):
+        if failed := _last_failures(result.journal).get(arm.name):
             name = (failed.diagnosis or {}).get("name", "")
             known = f": {name}" if name and name not in ("unknown", "no failure") else ""
             yield f"**{arm.name}** did not start{known}."
@@ -145,8 +143,7 @@ def _summary(result: Result, comparisons: Sequence[Comparison]) -> Iterable[str]
 
 
 def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
-    failed = {start.arm for start in journal.starts if not start.ok and not _mended(start, journal)}
-    never = failed - {row.arm for row in comparisons if row.pairs}
+    never = journal.given_up - {row.arm for row in comparisons if row.pairs}
     rows: list[tuple[str, ...]] = []
     for row in comparisons:
         if row.arm in never:
@@ -155,7 +152,7 @@ def _decisions(comparisons: Sequence[Comparison], journal: Journal) -> Table:
         if row.rounds_to_tell:
             most = row.rounds_to_tell > MANY_ROUNDS
             why.append(f"{f'more than {MANY_ROUNDS}' if most else f'about {row.rounds_to_tell}'} rounds would tell")
-        if row.arm in failed:
+        if row.arm in journal.given_up:
             why.append("later its server did not start")
         ratio = (_ratio(row.ratio.value), span(row.ratio)) if row.ratio else ("-", "-")
         rows.append((row.arm, str(row.cell), *ratio, str(row.pairs), row.verdict, "; ".join(why)))
@@ -216,9 +213,9 @@ def _failure(start: Start) -> Failure:
     )
 
 
-def _mended(start: Start, journal: Journal) -> bool:
-    """Whether the same start went well when it was tried again."""
-    return any(other.ok and (other.round, other.arm) == (start.round, start.arm) for other in journal.starts)
+def _last_failures(journal: Journal) -> dict[str, Start]:
+    """The last start of each arm that was given up."""
+    return {start.arm: start for start in journal.starts if start.arm in journal.given_up}
 
 
 def _troubles(result: Result) -> Iterable[str]:

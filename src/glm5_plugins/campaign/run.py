@@ -65,7 +65,7 @@ class Campaign:
             if count := end_left_over(self._note):
                 self._progress.say(f"ended {count} processes that an interrupted campaign had left")
             journal = Journal(self.folder / "runs.jsonl")
-            given_up = set() if self._retry else {start.arm for start in journal.starts if not start.ok}
+            given_up = set() if self._retry else set(journal.given_up)
             todo = [
                 (number, arm, cells)
                 for number in range(self.plan.rounds)

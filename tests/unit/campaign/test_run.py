@@ -226,6 +226,21 @@ def test_what_failed_is_tried_again_when_asked(make: MakePlan, tmp_path: Path) -
     assert len(run(plan, out, retry_failed=True).starts) == 3
 
 
+def test_an_arm_that_starts_at_the_second_try_is_in_again(make: MakePlan, tmp_path: Path, site: Path) -> None:
+    """A disk that was full, a port that was taken: what is mended is no failure any more."""
+    plan, out = make(rounds=2), tmp_path / "out"
+    launcher = site / "sglang" / "launch_server.py"
+    good = launcher.read_text()
+    launcher.write_text("import sys\nif '200' in sys.argv: sys.exit('out of order')\n" + good)
+    assert run(plan, out).given_up == {"fast"}
+    launcher.write_text(good)
+    assert len(run(plan, out).starts) == 3
+    journal = run(plan, out, retry_failed=True)
+    assert journal.given_up == set()
+    assert load(out).complete
+    assert build(load(out)).failures == ()
+
+
 def test_another_plan_is_refused(make: MakePlan, tmp_path: Path) -> None:
     run(make(rounds=1), tmp_path / "out")
     with pytest.raises(ConfigurationError, match=r"(?s)plan\.rounds was 1, is 2.*bend the statistics"):
