@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-for _package in ("datasets", "matplotlib", "scipy", "psutil"):
+for _package in ("datasets", "matplotlib", "scipy"):
     pytest.importorskip(_package, reason="for `tox -e campaign`")
+psutil = pytest.importorskip("psutil", reason="for `tox -e campaign`")
 
 from glm5_plugins import cli  # noqa: E402
 from glm5_plugins.campaign.journal import Journal  # noqa: E402
 from glm5_plugins.campaign.report import load  # noqa: E402
-from tests.support.process_tree import tree  # noqa: E402
 from tests.support.server import CPU_ARGS, cpu_environment  # noqa: E402
 
 PLAN = """
@@ -54,12 +54,13 @@ args = "--fp4-gemm-backend cutlass"
 def folder(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a campaign that was run by its command."""
     where = tmp_path_factory.mktemp("campaign")
-    env = "\n".join(f"{name} = {json.dumps(value)}" for name, value in cpu_environment(Path(sys.executable)).items())
+    variables = {**cpu_environment(Path(sys.executable)), "STARTED_BY": str(where)}
+    env = "\n".join(f"{name} = {json.dumps(value)}" for name, value in variables.items())
     plan = where / "plan.toml"
     plan.write_text(PLAN.format(model=tiny_model, args=" ".join(CPU_ARGS), env=env), encoding="utf-8")
-    before = {process.pid for process in tree(1)}
     assert cli.main(["campaign", str(plan), "--out", str(where / "out")]) == cli.NOT_IN_FORCE
-    assert not [p for p in tree(1) if p.pid not in before and "sglang" in p.command], "some processes outlived it"
+    environments = (process.info["environ"] or {} for process in psutil.process_iter(["environ"]))
+    assert not [one for one in environments if one.get("STARTED_BY") == str(where)], "some processes outlived it"
     return where / "out"
 
 
