@@ -13,9 +13,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from glm5_plugins.errors import Glm5Error
@@ -90,6 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     command("trace", _trace, "Try whether torch.compile can trace the FP4 path here, without plugins and with them.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
+    diagnose = command("diagnose", _diagnose, "Name the first cause in the log of a server that failed.")
+    diagnose.add_argument("log", metavar="LOG", nargs="+", help="a server's log file; - reads standard input")
+    campaign = command("campaign", _campaign, "Measure which plugins pay: run the arms of a plan, and report.")
+    campaign.add_argument("plan", metavar="PLAN", nargs="?", help="a TOML file; see --example")
+    campaign.add_argument("--out", metavar="FOLDER", help="where to keep it, or what to go on with")
+    campaign.add_argument("--retry-failed", action="store_true", help="try again what failed")
+    campaign.add_argument("--report-only", action="store_true", help="run nothing; PLAN may be a campaign's folder")
+    campaign.add_argument("--example", action="store_true", help="print a plan to start from")
+    compare = command("compare", _compare, "Compare two campaigns, such as before and after an upgrade.")
+    compare.add_argument("first", metavar="A", help="the folder of a campaign")
+    compare.add_argument("second", metavar="B", help="the folder of another")
     from glm5_plugins.warmup import command as warmup
 
     text = "Build FlashInfer's FP4 modules beforehand, on a machine with or without a GPU, or a folder of them to ship."
@@ -438,6 +451,91 @@ def _disable(arguments: argparse.Namespace) -> int:
         return _print_json({"path": enable.path(), "changed": changed}, False)
     print(enable.path())
     _print_text("Removed." if changed else "It was not there.", stream=sys.stderr)
+    return FINE
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.diagnosis.reading import diagnose, diagnose_file
+
+    found = []
+    for name in arguments.log:
+        try:
+            found.append(diagnose(sys.stdin) if name == "-" else diagnose_file(Path(name)))
+        except OSError as error:
+            raise UsageError(
+                f"The log {name} cannot be read: {error.strerror}.", "Give the path of a file, or - for standard input."
+            ) from None
+    bad = any(diagnosis.verdict == "unknown" for diagnosis in found)
+    if arguments.json:
+        rows = [{"log": name, **dataclasses.asdict(d)} for name, d in zip(arguments.log, found, strict=True)]
+        return _print_json(rows, bad)
+    for number, (name, diagnosis) in enumerate(zip(arguments.log, found, strict=True)):
+        if number:
+            print()
+        if len(found) > 1:
+            print(f"== {name}")
+        _print_diagnosis(name, diagnosis)
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _print_diagnosis(log: str, diagnosis: Any) -> None:
+    print(diagnosis.name)
+    place = f"{log}:{diagnosis.line}" if diagnosis.line else ""
+    _print_fields(
+        [
+            ("cause", diagnosis.cause),
+            ("cure", diagnosis.cure),
+            ("see", diagnosis.link),
+            ("where", " ".join(filter(None, [place, diagnosis.process and f"in {diagnosis.process}"]))),
+            ("line", diagnosis.evidence),
+            ("code", diagnosis.frame),
+            ("last stage", diagnosis.stage),
+            ("later", ", ".join(diagnosis.later)),
+        ]
+    )
+
+
+def _campaign(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.campaign import command
+
+    if arguments.example:
+        from glm5_plugins.campaign.plan import EXAMPLE
+
+        print(EXAMPLE, end="")
+        return FINE
+    if arguments.plan is None:
+        raise UsageError("A campaign needs a plan.", "`glm5-plugins campaign --example > plan.toml` writes one.")
+    out = Path(arguments.out) if arguments.out else None
+    try:
+        folder = command.run(
+            Path(arguments.plan), out, retry_failed=arguments.retry_failed, report_only=arguments.report_only
+        )
+    except KeyboardInterrupt:
+        print("\nglm5-plugins: interrupted; run the same command again to go on.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    from glm5_plugins.campaign.report import build, load, markdown_of
+
+    report = build(load(folder))
+    bad = bool(report.failures)
+    if arguments.json:
+        return _print_json(dataclasses.asdict(report) | {"folder": folder}, bad)
+    for line in report.summary:
+        print(line.replace("**", ""))
+    print(f"\n{markdown_of(report.decisions)}\n\n{folder / 'report.html'}\n{folder / 'report.md'}")
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.campaign import command
+
+    command.need_extra("scipy")
+    from glm5_plugins.campaign import comparison
+    from glm5_plugins.campaign.report import load
+
+    both = comparison.compare(load(Path(arguments.first)), load(Path(arguments.second)))
+    if arguments.json:
+        return _print_json(dataclasses.asdict(both), False)
+    print(comparison.markdown(both, arguments.first, arguments.second), end="")
     return FINE
 
 

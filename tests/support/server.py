@@ -36,7 +36,7 @@ SGLANG = ("-m", "sglang.launch_server")
 
 _GRPC_OFFSET = 10000  # 0.5.12 and later derive a gRPC port, and refuse to start if that is above 65535
 _OURS = ("GLM5_", "SGLANG_", "PYTEST_")
-_CPU_ARGS = (
+CPU_ARGS = (
     *("--load-format", "dummy"),
     *("--device", "cpu"),
     *("--attention-backend", "torch_native"),
@@ -84,7 +84,7 @@ class ServerProcess:
         self.ready_after: float | None = None
         self._timeout = timeout
         self._progress = progress
-        self._argv = [str(python), *launcher, "--model-path", str(model), *_CPU_ARGS]
+        self._argv = [str(python), *launcher, "--model-path", str(model), *CPU_ARGS]
         self._argv += ["--host", "127.0.0.1", "--port", str(self.port), *args]
         self._env = {**_inherited(), **cpu_environment(Path(python)), **(env or {})}
         self._popen: subprocess.Popen[bytes] | None = None
