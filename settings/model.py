@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ValidationError, field_validator
+from pydantic import SecretBytes, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from glm5_plugins.errors import ConfigurationError
@@ -28,6 +29,8 @@ class HostSettings(BaseSettings):
     """What to do when a requested plugin cannot be in force: stop the launch, or log a warning."""
     report: Path | None = None
     """A folder, or a file that ends in `.jsonl`, for the verdicts of every process."""
+    agreement: Literal["on", "off"] = "on"
+    """Whether the ranks of a server compare plugins, options, versions and verdicts, and stop where they differ."""
 
     @field_validator("plugins", mode="before")
     @classmethod
@@ -99,3 +102,15 @@ def _variable_of(model: type[BaseSettings], name: str) -> str:
 def layer_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """The names of all `GLM5_*` variables that are set."""
     return sorted(name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX))
+
+
+def comparable(options: BaseSettings) -> dict[str, str]:
+    """Option values as texts, by field name, without those that are a machine's own matter.
+
+    A path may differ between machines without anything else differing; a secret is not for other processes to see.
+    """
+    return {
+        name: json.dumps(value)
+        for name, value in options.model_dump(mode="json").items()
+        if not isinstance(getattr(options, name), (Path, SecretStr, SecretBytes))
+    }

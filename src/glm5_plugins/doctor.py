@@ -29,7 +29,7 @@ from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
-from glm5_plugins.seams import SEAMS
+from glm5_plugins.seams import RELIED_ON, SEAMS
 from glm5_plugins.settings.model import HostSettings, layer_variables, read, variables_of
 
 if typing.TYPE_CHECKING:
@@ -563,12 +563,13 @@ def _reached(processes: Sequence[Process], env: Environment) -> list[Finding]:
 def _seams(env: Environment) -> list[Finding]:
     """The layer's own hold on SGLang, checked as patches are."""
     findings = []
-    for seam in SEAMS:
-        if env.place(Window.parse(seam.requires)) is not Place.INSIDE:
-            continue
-        lacking = source.lacks(seam.target, seam.needs)
+    here = [seam for seam in SEAMS if env.place(Window.parse(seam.requires)) is Place.INSIDE]
+    relied_on = [(seam.step, seam.target, seam.needs) for seam in here]
+    relied_on += [("agreement", target, ()) for target in RELIED_ON if here]
+    for step, target, needs in relied_on:
+        lacking = source.lacks(target, needs)
         if lacking is not None:
-            what = f"The layer itself would not be in force ({seam.step}): {lacking}."
+            what = f"The layer itself would not be in force ({step}): {lacking}."
             findings.append(Finding("error", what, "This SGLang is not one it is made for; report it."))
     return findings
 

@@ -40,16 +40,37 @@ _COMMON = {
             configure_logger(server_args, " detokenizer")
     """,
     "sglang/srt/managers/scheduler.py": """
+        import os, signal, traceback
+        from types import SimpleNamespace
         from sglang.srt.utils.common import configure_logger
         LOAD
+        class Scheduler:
+            def __init__(self, server_args):
+                from sglang.srt.model_executor.model_runner import ModelRunner
+                runner = ModelRunner()
+                runner.load_model()
+                runner.capture()
+            def get_internal_state(self, recv_req): return SimpleNamespace(internal_state={"a": 1})
         def run_scheduler_process(server_args):
             load_plugins()
             configure_logger(server_args, " scheduler")
-            from sglang.srt.model_executor.model_runner import ModelRunner
-            runner = ModelRunner()
-            runner.load_model()
-            runner.capture()
-            print("scheduler is ready", flush=True)
+            try: Scheduler(server_args)
+            except Exception:
+                traceback.print_exc()
+                os.kill(os.getppid(), signal.SIGQUIT)
+            else: print("scheduler is ready", flush=True)
+    """,
+    "sglang/srt/managers/tokenizer_manager.py": """
+        class ControlMixin:
+            async def get_internal_state(self): return [{"a": 1}]
+        class TokenizerManager(ControlMixin): pass
+    """,
+    "sglang/srt/distributed/parallel_state.py": """
+        class GroupCoordinator:
+            rank_in_group: int = 0
+            world_size: int = 1
+            cpu_group: object = None
+        def get_world_group(): return GroupCoordinator()
     """,
     "sglang/launch_server.py": """
         import sys
@@ -64,13 +85,18 @@ _COMMON = {
     """,
 }
 _ENGINE = """
-    import multiprocessing as mp
+    import multiprocessing as mp, os, signal, sys
     from sglang.srt.utils.common import configure_logger
     from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
     from sglang.srt.server_args import ServerArgs
+    def end_with(children, why):
+        for child in children: child.kill()
+        print(why, file=sys.stderr, flush=True)
+        os._exit(1)
     def launch(server_args):
         configure_logger(server_args)
+        signal.signal(signal.SIGQUIT, lambda number, frame: end_with(children, "a child failed"))
         context = mp.get_context("spawn")
         children = [context.Process(target=target, args=(server_args,))
                     for target in (run_scheduler_process, run_detokenizer_process)]

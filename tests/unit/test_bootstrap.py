@@ -97,8 +97,12 @@ def test_every_process_reports_by_entry_point(site, launch):
     assert "probe before\nloading\nprobe after\nscheduler is ready" in done.stdout
     assert set(reports) == {"main", "scheduler", "detokenizer"}
     assert {report["layer"]["way"] for report in reports.values()} == {"entry point"}
-    assert {report["stage"] for role, report in reports.items() if role == "scheduler"} == {"graph capture"}
-    assert reports["main"]["stage"] == "startup"
+    assert {role: report["stage"] for role, report in reports.items()} == {
+        "main": "ready",
+        "scheduler": "ready",
+        "detokenizer": "logging is up",
+    }
+    assert {report["process"]["server"] for report in reports.values()} == {reports["main"]["process"]["pid"]}
     for report in reports.values():
         assert [row["plugin"] for row in report["rows"]] == ["no_fullgraph", "probe", "probe"]
         assert rows(report, "no_fullgraph")["install_torch_compiled"]["verdict"] == "not needed"
