@@ -209,7 +209,8 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         return _print_json({"launches": [launch.as_json() for launch in launches], "problems": problems}, bad)
     for number, launch in enumerate(launches):
-        print("" if number == 0 else "\n\nAn earlier launch\n")
+        if number:
+            print("\n\nAn earlier launch\n")
         _print_launch(launch)
     if not launches:
         print(f"{arguments.path} holds no report.")

@@ -135,8 +135,10 @@ def _append(path: Path, text: str) -> None:
             raise OSError(errno.EPERM, "not a regular file of its own", str(path))
         _lock(descriptor)
         size = os.fstat(descriptor).st_size
+        # A process that was killed while it wrote has left a line without an end.
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         try:
-            _write_all(descriptor, (text + "\n").encode())
+            _write_all(descriptor, ("\n" * torn + text + "\n").encode())
         except OSError:
             os.ftruncate(descriptor, size)  # the disk is full: no half line for the next one to run into
             raise

@@ -1,4 +1,4 @@
-"""Several ranks and nodes of a real server: they agree or stop together, and a running server tells what is in force."""
+"""Several ranks and nodes of a real server: they agree or stop together, and a server tells what is in force."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ def paused(field: Field, step: str) -> ServerProcess:
     server.start()
     deadline = time.monotonic() + PATIENT
     while f"paused in {step}" not in server.log_text():
-        assert time.monotonic() < deadline and server.returncode is None, server.log_tail()
+        assert time.monotonic() < deadline, server.log_tail()
+        assert server.returncode is None, server.log_tail()
         time.sleep(0.5)
     server.processes()
     return server

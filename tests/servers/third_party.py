@@ -74,7 +74,7 @@ PLUGINS = {
             return wrap
         @hookimpl
         def glm5_patches(env):
-            yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", first_come(env), "one rank only")
+            yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", first_come(env), "one only")
     ''',
     "half": '''
         """Cannot be applied in the detokenizer, where alone it fails."""
