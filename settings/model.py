@@ -88,7 +88,8 @@ def read(model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         variable = _variable_of(model, str(first["loc"][0]))
-        what = f"{variable}={os.environ.get(variable, first['input'])!r} is not valid: {first['msg']}."
+        shown = "…" if _is_secret(model, variable) else repr(os.environ.get(variable, first["input"]))
+        what = f"{variable}={shown} is not valid: {first['msg']}."
         raise ConfigurationError(what, "Correct the value, or unset the variable for the default.") from None
 
 
@@ -97,6 +98,11 @@ def _variable_of(model: type[BaseSettings], name: str) -> str:
         if name.casefold() in (field_name.casefold(), variable.casefold()):
             return variable
     return name
+
+
+def _is_secret(model: type[BaseSettings], variable: str) -> bool:
+    field = model.model_fields.get(variables_of(model).get(variable, ""))
+    return field is not None and "Secret" in str(field.annotation)
 
 
 def layer_variables(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 _COMMON = {
     "sglang/__init__.py": "",
     "sglang/srt/utils/common.py": """
-        import logging
+        import ctypes, logging, signal
+        def die_with_parent():
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         def configure_logger(server_args, prefix=""):
             logging.basicConfig(level=logging.INFO, format=f"[log{prefix}] %(message)s", force=True)
     """,
@@ -33,16 +35,17 @@ _COMMON = {
             return ServerArgs(**vars(parser.parse_args(argv)))
     """,
     "sglang/srt/managers/detokenizer_manager.py": """
-        from sglang.srt.utils.common import configure_logger
+        from sglang.srt.utils.common import configure_logger, die_with_parent
         LOAD
         def run_detokenizer_process(server_args):
+            die_with_parent()
             load_plugins()
             configure_logger(server_args, " detokenizer")
     """,
     "sglang/srt/managers/scheduler.py": """
         import os, signal, traceback
         from types import SimpleNamespace
-        from sglang.srt.utils.common import configure_logger
+        from sglang.srt.utils.common import configure_logger, die_with_parent
         LOAD
         class Scheduler:
             def __init__(self, server_args):
@@ -52,6 +55,7 @@ _COMMON = {
                 runner.capture()
             def get_internal_state(self, recv_req): return SimpleNamespace(internal_state={"a": 1})
         def run_scheduler_process(server_args):
+            die_with_parent()
             load_plugins()
             configure_logger(server_args, " scheduler")
             try: Scheduler(server_args)
@@ -101,9 +105,13 @@ _ENGINE = """
         children = [context.Process(target=target, args=(server_args,))
                     for target in (run_scheduler_process, run_detokenizer_process)]
         for child in children: child.start()
-        for child in children: child.join()
-        if any(child.exitcode for child in children):
-            raise SystemExit("a child ended with " + str([child.exitcode for child in children]))
+        try:
+            for child in children: child.join()
+        except KeyboardInterrupt:
+            end_with(children, "interrupted")
+        # As SGLang up to 0.5.9 does: it hears of the end of schedulers, and of others only what they tell it.
+        if children[0].exitcode:
+            raise SystemExit("the scheduler ended with " + str(children[0].exitcode))
 """
 _NEW = {
     "sglang/srt/plugins/__init__.py": """
