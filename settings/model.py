@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import SecretBytes, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from glm5_plugins.errors import ConfigurationError
 
 PREFIX = "GLM5_"
+
+_MEND = "Correct the value, or unset the variable for the default."
 
 Model = TypeVar("Model", bound=BaseSettings)
 
@@ -90,7 +92,18 @@ def read(model: type[Model]) -> Model:
         variable = _variable_of(model, str(first["loc"][0]))
         shown = "…" if _is_secret(model, variable) else repr(os.environ.get(variable, first["input"]))
         what = f"{variable}={shown} is not valid: {first['msg']}."
-        raise ConfigurationError(what, "Correct the value, or unset the variable for the default.") from None
+        raise ConfigurationError(what, _MEND) from None
+    except (SettingsError, RecursionError) as error:  # a list or a table that is no JSON, or nests without end
+        variable = _unreadable(model, error)
+        shown = "…" if _is_secret(model, variable) else repr(os.environ.get(variable, ""))
+        raise ConfigurationError(f"{variable}={shown} is not valid: JSON is expected.", _MEND) from None
+
+
+def _unreadable(model: type[BaseSettings], error: Exception) -> str:
+    """The variable that pydantic-settings could not decode: it names the field, Python names nothing."""
+    given = {variable: os.environ.get(variable, "") for variable in variables_of(model)}
+    named = [variable for variable, name in variables_of(model).items() if f'"{name}"' in str(error)]
+    return named[0] if named else max(given, key=lambda variable: len(given[variable]))
 
 
 def _variable_of(model: type[BaseSettings], name: str) -> str:

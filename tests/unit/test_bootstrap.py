@@ -321,3 +321,50 @@ def test_the_line_does_nothing_without_a_variable_and_only_waits_with_one(site, 
         run(code, env={"GLM5_PLUGINS": "x"}).stdout.strip()
         == "['glm5_plugins', 'glm5_plugins.autostart', 'glm5_plugins.imports']"
     )
+
+
+def test_server_info_holds_what_scheduler_and_main_process_say(site, run):
+    """SGLang's own answer stays as it is, and its own dictionary is not written to."""
+    site("0.5.23", probe=PROBE)
+    out = run(
+        """
+        import asyncio, json
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.managers.scheduler import Scheduler
+        from sglang.srt.managers.tokenizer_manager import ControlMixin, TokenizerManager
+        told = Scheduler.get_internal_state(None, None).internal_state
+        assert told["a"] == 1
+        (state,) = asyncio.run(TokenizerManager().get_internal_state())
+        assert state["a"] == 1
+        assert asyncio.run(ControlMixin().get_internal_state()) == [{"a": 1}]
+        json.dumps([told, state])
+        print(json.dumps(state["glm5_plugins"]["main"]))
+        """,
+        env={"GLM5_PLUGINS": "probe"},
+        options=("-W", "ignore"),
+    ).stdout
+    said = json.loads(out.splitlines()[-1])
+    assert said["plugins"] == ["probe"]
+    assert {row["target"].rpartition(":")[2] for row in said["rows"]} == {"ModelRunner.load_model", "glm5_model_load"}
+
+
+@pytest.mark.parametrize(("setting", "state"), [("on", "not compared"), ("off", "off")])
+def test_the_report_says_whether_ranks_compared(site, launch, setting, state):
+    site("0.5.23")
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph", GLM5_AGREEMENT=setting)
+    assert done.returncode == 0, done.stderr
+    assert reports["scheduler"]["agreement"]["state"] == state
+    assert done.stderr.count(f"agreement of ranks before graph capture: {state}") == 1
+
+
+def test_a_group_of_ranks_that_has_moved_is_said(site, launch, package):
+    site("0.5.23")
+    package({"sglang/srt/distributed/parallel_state.py": "def get_the_world(): ..."})
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph")
+    assert done.returncode != 0
+    first, second = [line for line in done.stderr.splitlines() if "not in force" in line or "GLM5_AGREEMENT" in line]
+    assert "The layer itself is not in force in the scheduler process: it cannot compare the ranks: drifted: " in first
+    assert "has no attribute 'get_world_group'" in first
+    assert "GLM5_AGREEMENT=off" in second
+    assert reports["scheduler"]["agreement"]["state"] == "not compared"
