@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import SecretBytes, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from glm5_plugins.errors import ConfigurationError
 
@@ -20,13 +27,51 @@ _MEND = "Correct the value, or unset the variable for the default."
 Model = TypeVar("Model", bound=BaseSettings)
 
 
-class HostSettings(BaseSettings):
+# `GLM5_*` variables of the active profile: what a setting is where the environment says nothing.
+_of_profile: dict[str, str] = {}
+
+
+def take_from_profile(values: Mapping[str, str]) -> None:
+    """Let settings be read from a profile where the environment says nothing; an empty mapping ends that."""
+    _of_profile.clear()
+    _of_profile.update(values)
+
+
+def from_profile(variable: str) -> str | None:
+    """What the active profile says for a variable."""
+    return _of_profile.get(variable)
+
+
+class _FromProfile(EnvSettingsSource):
+    """Reads the active profile as the environment is read."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): value for name, value in _of_profile.items()}
+
+
+class _Settings(BaseSettings):
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment over profile over defaults."""
+        return init_settings, env_settings, _FromProfile(settings_cls)
+
+
+class HostSettings(_Settings):
     """The variables of the layer itself."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
     plugins: Annotated[tuple[str, ...], NoDecode] = ()
     """Names of the plugins wanted, separated by commas; the first is the outermost."""
+    profile: str | None = None
+    """The name of a bundled profile, or the path of one: plugins, arguments and variables of a whole launch."""
     on_error: Literal["strict", "warn"] = "strict"
     """What to do when a requested plugin cannot be in force: stop the launch, or log a warning."""
     report: Path | None = None
@@ -42,7 +87,7 @@ class HostSettings(BaseSettings):
         return tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
 
 
-class PluginSettings(BaseSettings):
+class PluginSettings(_Settings):
     """Base of a plugin's options; the class says whose they are.
 
         class Options(PluginSettings, plugin="fp4_warmup"):
@@ -90,18 +135,25 @@ def read(model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         variable = _variable_of(model, str(first["loc"][0]))
-        shown = "…" if _is_secret(model, variable) else repr(os.environ.get(variable, first["input"]))
-        what = f"{variable}={shown} is not valid: {first['msg']}."
-        raise ConfigurationError(what, _MEND) from None
+        what = f"{variable}={_shown(model, variable, first['input'])} is not valid: {first['msg']}."
+        raise ConfigurationError(_whose(variable) + what, _MEND) from None
     except (SettingsError, RecursionError) as error:  # a list or a table that is no JSON, or nests without end
         variable = _unreadable(model, error)
-        shown = "…" if _is_secret(model, variable) else repr(os.environ.get(variable, ""))
-        raise ConfigurationError(f"{variable}={shown} is not valid: JSON is expected.", _MEND) from None
+        what = f"{variable}={_shown(model, variable, '')} is not valid: JSON is expected."
+        raise ConfigurationError(_whose(variable) + what, _MEND) from None
+
+
+def _shown(model: type[BaseSettings], variable: str, value: Any) -> str:
+    return "…" if _is_secret(model, variable) else repr(os.environ.get(variable, _of_profile.get(variable, value)))
+
+
+def _whose(variable: str) -> str:
+    return "The profile's " if variable not in os.environ and variable in _of_profile else ""
 
 
 def _unreadable(model: type[BaseSettings], error: Exception) -> str:
     """The variable that pydantic-settings could not decode: it names the field, Python names nothing."""
-    given = {variable: os.environ.get(variable, "") for variable in variables_of(model)}
+    given = {name: os.environ.get(name, _of_profile.get(name, "")) for name in variables_of(model)}
     named = [variable for variable, name in variables_of(model).items() if f'"{name}"' in str(error)]
     return named[0] if named else max(given, key=lambda variable: len(given[variable]))
 

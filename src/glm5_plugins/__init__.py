@@ -1,9 +1,7 @@
 """The public door of glm5-plugins: what a plugin author imports, and where SGLang comes in.
 
-Importing this module loads nothing else; names are fetched when they are first used.
+Importing this module loads nothing else, not even `__future__`; names are fetched when they are first used.
 """
-
-from __future__ import annotations
 
 import os
 
@@ -14,20 +12,26 @@ if TYPE_CHECKING:
     from glm5_plugins.environment import Environment as Environment
     from glm5_plugins.errors import ConfigurationError as ConfigurationError
     from glm5_plugins.errors import NotApplicable as NotApplicable
+    from glm5_plugins.findings import Finding as Finding
     from glm5_plugins.hookspecs import hookimpl as hookimpl
     from glm5_plugins.patching import Kind as Kind
+    from glm5_plugins.patching import Outcome as Outcome
     from glm5_plugins.patching import Patch as Patch
     from glm5_plugins.patching import Stage as Stage
+    from glm5_plugins.patching import Verdict as Verdict
     from glm5_plugins.settings.model import PluginSettings as PluginSettings
 
 __all__ = [
     "ConfigurationError",
     "Environment",
+    "Finding",
     "Kind",
     "NotApplicable",
+    "Outcome",
     "Patch",
     "PluginSettings",
     "Stage",
+    "Verdict",
     "hookimpl",
     "register",
 ]
@@ -36,15 +40,18 @@ _HOME = {
     "ConfigurationError": "glm5_plugins.errors",
     "Environment": "glm5_plugins.environment",
     "Kind": "glm5_plugins.patching",
+    "Finding": "glm5_plugins.findings",
     "NotApplicable": "glm5_plugins.errors",
+    "Outcome": "glm5_plugins.patching",
     "Patch": "glm5_plugins.patching",
     "PluginSettings": "glm5_plugins.settings.model",
     "Stage": "glm5_plugins.patching",
+    "Verdict": "glm5_plugins.patching",
     "hookimpl": "glm5_plugins.hookspecs",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Fetch a public name from the module it lives in (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

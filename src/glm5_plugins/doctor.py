@@ -27,10 +27,18 @@ from pydantic_core import PydanticUndefined
 from glm5_plugins import enable, hookspecs, source
 from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
+from glm5_plugins.findings import Finding
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
 from glm5_plugins.seams import RELIED_ON, SEAMS
-from glm5_plugins.settings.model import HostSettings, layer_variables, read, variables_of
+from glm5_plugins.settings.model import (
+    HostSettings,
+    from_profile,
+    layer_variables,
+    read,
+    take_from_profile,
+    variables_of,
+)
 
 if typing.TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -86,7 +94,7 @@ class Option:
     type: str
     default: str
     value: str
-    source: Literal["environment", "default"]
+    source: Literal["environment", "profile", "default"]
     description: str
     error: str = ""
 
@@ -112,15 +120,6 @@ class PluginRow:
     def in_force(self) -> bool:
         """Whether asking for this plugin gives what it promises here; not being needed is as good."""
         return self.verdict in ("ready", "not needed")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something a person should know, and what to do about it."""
-
-    level: Literal["error", "warning", "note"]
-    what: str
-    mend: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,6 +167,7 @@ def examine(environment: Environment | None = None) -> Diagnosis:
     rows = tuple(examine_plugin(name, env, wanted) for name in wanted if name in PluginManager.known())
     findings += _unfit(rows, wanted)
     findings += _rivals(rows)
+    findings += _preflight(rows, env)
     ways, processes = _entrances(env)
     if wanted:
         findings += _reached(processes, env)
@@ -208,7 +208,7 @@ def examine_plugin(name: str, env: Environment, requested: Sequence[str] = ()) -
         if (wrong := next((o for o in options if o.error), None)) is not None:
             raise ConfigurationError(wrong.error)
         patches = tuple(_examine_patch(patch, env) for patch in _patches(plugin, env))
-        verdict, reason = _verdict(plugin, patches)
+        verdict, reason = _verdict(plugin, patches, env)
     except Glm5Error as error:
         verdict, reason = "refused", error.what
     except Exception as error:  # a plugin's own code
@@ -243,12 +243,16 @@ def _hooks(plugin: Plugin) -> tuple[str, ...]:
 
 def _patches(plugin: Plugin, env: Environment) -> list[Patch]:
     """Collect a plugin's patches as a server would, with the plugins it needs."""
+    return [patch for owner, patch in _loaded(plugin).patches(env) if owner.name == plugin.name]
+
+
+def _loaded(plugin: Plugin) -> PluginManager:
     names = [plugin.name]
     for name in names:
         names += [other for other in PluginManager.find(name).requires if other not in names]
     manager = PluginManager()
     manager.load(names)
-    return [patch for owner, patch in manager.patches(env) if owner.name == plugin.name]
+    return manager
 
 
 def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
@@ -289,7 +293,7 @@ def _moved(patch: Patch) -> str:
     return f"; `{patch.path[-1]}` is defined in {', '.join(places)}" if places else ""
 
 
-def _verdict(plugin: Plugin, patches: Sequence[PatchRow]) -> tuple[Standing, str]:
+def _verdict(plugin: Plugin, patches: Sequence[PatchRow], env: Environment) -> tuple[Standing, str]:
     """A plugin is in force whole or not at all: the worst patch decides, and one that is ready outweighs the idle."""
     for patch in patches:
         if patch.verdict in ("drifted", "conflict", "failed"):
@@ -297,8 +301,12 @@ def _verdict(plugin: Plugin, patches: Sequence[PatchRow]) -> tuple[Standing, str
     ready = sum(patch.verdict == "ready" for patch in patches)
     if ready:
         return "ready", f"{ready} of {len(patches)} patches" if len(patches) > 1 else patches[0].why
-    hooks = [hook for hook in _hooks(plugin) if hook != "glm5_patches"]
+    hooks = [hook for hook in _hooks(plugin) if hook in (*hookspecs.WRAPPING, "glm5_server_args")]
     if hooks:
+        manager = _loaded(plugin)
+        outcome = manager.outcome(next(one for one in manager if one.name == plugin.name), env)
+        if outcome is not None:
+            return typing.cast(Standing, outcome.verdict.value), outcome.reason
         return "ready", "by " + ", ".join(hooks)
     for standing in ("not needed", "not applicable"):
         for patch in patches:
@@ -313,6 +321,7 @@ def requested() -> tuple[str, ...]:
 
 
 def _wanted(findings: list[Finding]) -> tuple[str, ...]:
+    findings += _take_profile()
     try:
         names = read(HostSettings).plugins
     except ConfigurationError as error:
@@ -325,6 +334,20 @@ def _wanted(findings: list[Finding]) -> tuple[str, ...]:
                 Finding("error", f"GLM5_PLUGINS names an unknown plugin {name!r}.", did_you_mean(name, known))
             )
     return tuple(dict.fromkeys(names))
+
+
+def _take_profile() -> list[Finding]:
+    """Read settings from the profile too, where one is asked for and can be read."""
+    from glm5_plugins.settings import profile
+
+    take_from_profile({})
+    try:
+        name = read(HostSettings).profile
+        if name:
+            take_from_profile(profile.load(name).defaults)
+    except ConfigurationError as error:
+        return [Finding("error", error.what, error.mend)]
+    return []
 
 
 def _unfit(rows: Iterable[PluginRow], requested: Sequence[str]) -> list[Finding]:
@@ -359,6 +382,12 @@ def _rivals(rows: Iterable[PluginRow]) -> list[Finding]:
     return findings
 
 
+def _preflight(rows: Iterable[PluginRow], env: Environment) -> list[Finding]:
+    """What plugins that would be in force find wrong with this machine."""
+    ready = [PluginManager.find(row.name) for row in rows if row.verdict == "ready"]
+    return [finding for plugin in ready for finding in _loaded(plugin).findings(env)]
+
+
 # --- variables -----------------------------------------------------------------------------------------------
 
 
@@ -373,7 +402,8 @@ def options_of(plugin: Plugin) -> tuple[Option, ...]:
 
 
 def all_options() -> tuple[Option, ...]:
-    """The variables of the layer and of every plugin that can be imported."""
+    """The variables of the layer and of every plugin that can be imported, a profile's values included."""
+    _take_profile()
     found = list(host_options())
     for plugin in _importable():
         found += options_of(plugin)
@@ -426,7 +456,8 @@ def _options(model: type[BaseSettings], plugin: str) -> tuple[Option, ...]:
         field = model.model_fields[name]
         given = os.environ.get(spelled.get(variable, ""))
         default = field.get_default(call_default_factory=True)
-        raw = _show(default) if given is None else given
+        profiled = from_profile(variable) if given is None else None
+        raw = given if given is not None else _show(default) if profiled is None else profiled
         value = raw if values is None else _show(getattr(values, name))
         options.append(
             Option(
@@ -435,7 +466,7 @@ def _options(model: type[BaseSettings], plugin: str) -> tuple[Option, ...]:
                 _show_type(field.annotation),
                 "(required)" if default is PydanticUndefined else _show(default),
                 value,
-                "default" if given is None else "environment",
+                "environment" if given is not None else "default" if profiled is None else "profile",
                 field.description or documents.get(name, ""),
                 error if variable in error else "",
             )

@@ -14,7 +14,8 @@ import pluggy
 
 if TYPE_CHECKING:
     from glm5_plugins.environment import Environment
-    from glm5_plugins.patching import Patch
+    from glm5_plugins.findings import Finding
+    from glm5_plugins.patching import Outcome, Patch
 
 PROJECT = "glm5_plugins"
 
@@ -69,6 +70,33 @@ def glm5_graph_capture(model_runner: Any, kind: CaptureKind, proceed: Callable[[
     """Wrap the capture of CUDA graphs; each scheduler process, even where SGLang then captures none.
 
     SGLang up to 0.5.13 captures decode before prefill, later versions prefill before decode.
+    """
+
+
+@hookspec
+def glm5_outcome(env: Environment) -> Outcome | None:
+    """Say what became of this plugin in this process so far; asked whenever verdicts are reported.
+
+    For a plugin that works in wrapping hooks: without this, its rows say no more than that the hook is there. A bad
+    verdict is acted on at the end of the step of the start in which it came up.
+
+    Args:
+        env: As in `glm5_patches`.
+
+    Returns:
+        None while there is nothing to say.
+    """
+
+
+@hookspec
+def glm5_preflight(env: Environment) -> Iterable[Finding]:  # type: ignore[empty-body]
+    """Check what this plugin needs on this machine; asked by `glm5-plugins doctor`, never by a server.
+
+    Args:
+        env: As in `glm5_patches`.
+
+    Returns:
+        What is wrong; nothing where all is well. SGLang, FlashInfer and PyTorch must not be imported for it.
     """
 
 

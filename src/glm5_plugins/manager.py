@@ -15,12 +15,13 @@ from glm5_plugins.errors import ConfigurationError, NotInForce, PluginError, did
 
 if TYPE_CHECKING:
     from glm5_plugins.environment import Environment
+    from glm5_plugins.findings import Finding
     from glm5_plugins.hookspecs import CaptureKind
-    from glm5_plugins.patching import Patch
+    from glm5_plugins.patching import Outcome, Patch
     from glm5_plugins.settings.model import PluginSettings
 
 # Bundled plugins: `glm5_plugins.plugins.<name>`.
-BUNDLED = ("cuda_version", "no_fullgraph")
+BUNDLED = ("cuda_version", "ep", "fp4_warmup", "moe_autotune", "moe_runner", "mscclpp", "no_fullgraph", "sbo")
 
 # Third-party plugins: an entry point of this group names a module or object with hook implementations.
 GROUP = "glm5_plugins"
@@ -190,15 +191,29 @@ class PluginManager:
                     )
         return wanted
 
+    def outcome(self, plugin: Plugin, env: Environment) -> Outcome | None:
+        """Ask a plugin what became of it in this process."""
+        with self._attributing("glm5_outcome"):
+            found: list[Outcome] = self._caller("glm5_outcome", plugin)(env=env)
+        return found[0] if found else None
+
+    def findings(self, env: Environment) -> list[Finding]:
+        """Let every plugin check what it needs on this machine."""
+        return [finding for _, findings in self._collect("glm5_preflight", env=env) for finding in findings]
+
     def _collect(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
         results = []
         for plugin in self.plugins:
-            others = [other.body for other in self.plugins if other is not plugin]
-            caller = self._pluggy.subset_hook_caller(hook, others)
+            caller = self._caller(hook, plugin)
             with self._attributing(hook):
                 for result in caller(**arguments):
                     results.append((plugin, list(result) if not isinstance(result, Mapping) else result))
         return results
+
+    def _caller(self, hook: str, plugin: Plugin) -> pluggy.HookCaller:
+        """The hook as one plugin implements it."""
+        others = [other.body for other in self.plugins if other is not plugin]
+        return self._pluggy.subset_hook_caller(hook, others)
 
     def startup(self, server_args: Any, proceed: Callable[[], Any]) -> Any:
         """Run the launch inside the plugins' `glm5_startup`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from glm5_plugins.patching import Verdict
@@ -61,8 +62,7 @@ _said: dict[tuple[str, str], list[Mapping[str, str]]] = {}
 
 @cache
 def _gauge() -> Any:
-    from prometheus_client import Gauge
-
     text = "Whether a plugin of glm5-plugins is in force in a process: 1 yes, 0 no; the verdict says why."
     # Of several ranks with one verdict, any speaks for all.
-    return Gauge(NAME, text, ("plugin", "process", "verdict"), multiprocess_mode="max")
+    gauge = import_module("prometheus_client").Gauge  # what SGLang brings
+    return gauge(NAME, text, ("plugin", "process", "verdict"), multiprocess_mode="max")

@@ -52,6 +52,21 @@ class Verdict(str, Enum):
         return self in (Verdict.DRIFTED, Verdict.CONFLICT, Verdict.FAILED, Verdict.DEAD)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a plugin that works in lifecycle hooks says became of it in this process.
+
+    Args:
+        verdict: As for a patch; a bad one stops the launch under `GLM5_ON_ERROR=strict`.
+        reason: What was done, or why it was not.
+        mend: For a bad verdict, what to do about it.
+    """
+
+    verdict: Verdict
+    reason: str
+    mend: str = ""
+
+
 Probe = Callable[[Environment], "str | None"]
 
 

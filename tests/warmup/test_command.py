@@ -1,0 +1,73 @@
+"""`glm5-plugins warmup` with the real FlashInfer, short of compiling: what it lists, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.warmup.conftest import Node
+
+
+def warmup(node: Node, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = ["glm5-plugins", "warmup", *arguments]
+    return subprocess.run(command, env={**node.env, **env}, capture_output=True, text=True, timeout=120)
+
+
+def test_it_lists_what_would_be_built_and_builds_nothing(node: Node) -> None:
+    done = warmup(node, "--arch", "12.0f", "--moe-runner-backend", "flashinfer_cutlass", "--list", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["module"], row["state"]) for row in rows] == [
+        ("fp4_quantization_120f", "not built"),
+        ("fp4_gemm_cutlass_sm120", "not built"),
+        ("fused_moe_120", "not built"),
+    ]
+    assert all(row["library"].startswith(str(node.cache)) for row in rows)
+    assert node.compiles() == 0
+
+
+def test_the_folder_is_the_one_that_a_server_with_that_gpu_looks_into(node: Node) -> None:
+    """However the architecture is spelled: FlashInfer names the folder after it."""
+    for spelling in ("12.0", "120", "12.0f"):
+        node.env.pop("FLASHINFER_CUDA_ARCH_LIST", None)
+        done = warmup(node, "--arch", spelling, "--modules", "fp4_quantization", "--list", "--json")
+        assert "/120f/cached_ops/fp4_quantization_120f/" in json.loads(done.stdout)[0]["library"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "mend"),
+    [
+        ((), "There is no GPU here to build for.", "Say which: --arch 12.0f"),
+        (("--arch", "8.0"), "No FP4 module is known for the architecture 8.0.", "Known: 9.0"),
+        (("--arch", "12.0", "--modules", "moe"), "--modules names an unknown module 'moe'.", "Known: "),
+        (("--arch", "12.0", "--model-path", "/nowhere"), "--model-path /nowhere holds no model", "Name a folder"),
+        (("--arch", "9.0"), "on 9.0 uses no FP4 module.", "There is nothing to build"),
+    ],
+)
+def test_a_mistake_ends_in_two_lines(node: Node, arguments: tuple[str, ...], said: str, mend: str) -> None:
+    done = warmup(node, *arguments)
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()[-2:]
+    assert said in first
+    assert mend in second
+
+
+def test_what_stands_in_the_way_is_said_before_anything_is_imported(node: Node) -> None:
+    done = warmup(node, "--arch", "12.0", CUDA_HOME="/nowhere", FLASHINFER_DISABLE_JIT="1", FLASHINFER_NVCC="")
+    assert done.returncode == 1
+    assert "error: CUDA_HOME='/nowhere' does not exist.\n  Set CUDA_HOME to the folder" in done.stderr
+    assert "error: FLASHINFER_DISABLE_JIT=1 forbids FlashInfer to build modules." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not node.cache.exists()
+
+
+def test_a_half_written_module_is_listed_as_such(node: Node) -> None:
+    done = warmup(node, "--arch", "12.0", "--modules", "fp4_quantization", "--list", "--json")
+    library = Path(json.loads(done.stdout)[0]["library"])
+    library.parent.mkdir(parents=True, exist_ok=True)
+    library.write_bytes(b"\x7fELF\x02 and not much more")
+    done = warmup(node, "--arch", "12.0", "--modules", "fp4_quantization", "--list", "--json")
+    assert json.loads(done.stdout)[0]["state"] == "half-written"
