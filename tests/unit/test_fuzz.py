@@ -10,15 +10,17 @@ import contextlib
 import io
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+from glm5_plugins.settings import profile
 from glm5_plugins.settings.model import HostSettings, read, variables_of
 
-from glm5_plugins import ConfigurationError, Patch, PluginSettings, arguments, merging, metrics
+from glm5_plugins import ConfigurationError, Patch, PluginSettings, arguments, checking, command, merging, metrics
 from glm5_plugins.agreement import Agreement, Member, differences, digest, in_words, refusal
 from glm5_plugins.bootstrap import check_variables
 from glm5_plugins.cli import main
@@ -205,14 +207,26 @@ def of_command_line(*head: str) -> Callable[[str], Any]:
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
             # Below a folder that does not exist, lest a made-up path hit something.
-            assert main([*head, "--", f"nowhere/{text}"]) in (1, 2)
+            assert main([*head, f"nowhere/{text}"]) in (0, 1, 2)
         assert len(errors.getvalue().rstrip("\n").split("\n")) <= 2, errors.getvalue()
 
     return run
 
 
+def toml_of(text: str) -> None:
+    """A profile from a path, with any content."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "made.toml"
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        profile.load(str(file))
+
+
 # Whatever reads a text that a user wrote: it returns, or raises a `Glm5Error`.
 READERS: Mapping[str, Callable[[str], Any]] = {
+    "GLM5_PROFILE": profile.load.__wrapped__,
+    "a profile": toml_of,
+    "a launch command": lambda text: command.read([text]),
+    "glm5-plugins check": of_command_line("check", "--"),
     "glm5-plugins explain": of_command_line("explain"),
     "glm5-plugins report": of_command_line("report", "--json"),
 }
@@ -220,9 +234,44 @@ READERS: Mapping[str, Callable[[str], Any]] = {
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @given(text=variable_text)
+@example(text="~no-such-user/x.toml")
+@example(text="a\0b.toml")
+@example(text="a = " + "[" * 3000)
 def test_readers(reader, text):
     with in_two_lines():
         reader(text)
+
+
+WORDS = (
+    *("python", "-m", "sglang.launch_server", "--model-path", "--tp", "8", "--ep-size=3", "--nope", "-", "--", "="),
+    *("GLM5_PLUGINS=ep", "A=b", "docker", "run", "-e", "lmsysorg/sglang:v0.5.12", "'", '"', "\\", "\n", "$(x)", "|"),
+    *("--json-model-override-args", "{", "--config", "/nowhere.yaml", "--speculative-algo", "numactl"),
+)
+
+
+@given(st.lists(st.sampled_from(WORDS) | variable_text, max_size=12).map(" ".join))
+def test_launch_commands(text):
+    with in_two_lines():
+        checking.judge(command.read([text]))
+
+
+BUNDLED = (profile.FOLDER / "glm5-nvfp4-8x-rtx-pro-6000.toml").read_text()
+VALUES = ("1", '"x"', "[]", "{}", "true", "[[1]]", "-1e400", "1979-05-27", "{ set = { A = 1 } }", '["a", 1]', "nan")
+KEYS = (*profile.Profile.model_fields, "includes", "arguments.tp_size", "environment.A", "options.GLM5_EP_SIZE", "x")
+
+
+@given(st.integers(0, len(BUNDLED)), st.integers(0, 40), st.text(max_size=8))
+def test_a_profile_with_a_slip(at, length, text):
+    with in_two_lines():
+        toml_of(BUNDLED[:at] + text + BUNDLED[at + length :])
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES), max_size=4))
+def test_a_profile_of_wrong_types(entries):
+    own = "".join(f"{key} = {value}\n" for key, value in entries.items())
+    rest = "".join(line for line in BUNDLED.splitlines(True) if line.partition(" ")[0] not in entries)
+    with in_two_lines():
+        toml_of(own + rest)
 
 
 @pytest.mark.parametrize("value", ["abc", "[1", "[" * 5000, '{"a": "x"}', "[]"])
