@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -186,52 +187,58 @@ def test_a_node_with_other_settings_is_refused_by_both(field: Field, other: dict
             node.stop()
 
 
-@pytest.mark.sglang(">=0.5.22", reason="before, the layer is in the detokenizer by the launcher alone")
+@pytest.mark.sglang("!=0.5.11,!=0.5.12,!=0.5.14,!=0.5.19", reason="there the entry point misses the detokenizer")
 def test_a_detokenizer_without_its_plugin_ends_the_server(field: Field) -> None:
     """The server never says that it is healthy, and does not wait for its own warm-up to time out."""
     began = time.monotonic()
     (found,) = refusals(field("half"))
-    assert "The plugin 'half' is not in force in the detokenizer process" in found[0]
+    # By the launcher the layer is there before the process knows what it is for.
+    assert re.search("The plugin 'half' is not in force in the (detokenizer|worker) process", found[0])
     assert "ValueError: not in this process" in found[0]
     assert time.monotonic() - began < PATIENT / 2
 
 
-def paused(field: Field, step: str) -> ServerProcess:
-    server = field("pauses", env={"FIELD_PAUSE": step})
-    server.start()
-    deadline = time.monotonic() + PATIENT
-    while f"paused in {step}" not in server.log_text():
-        assert time.monotonic() < deadline, server.log_tail()
-        assert server.returncode is None, server.log_tail()
-        time.sleep(0.5)
-    server.processes()
-    return server
+@pytest.fixture
+def paused(field: Field) -> Iterator[Callable[[str], ServerProcess]]:
+    """Start a server and wait until it has paused in a step: `paused("model load")`."""
+    started: list[ServerProcess] = []
+
+    def start(step: str) -> ServerProcess:
+        started.append(server := field("pauses", env={"FIELD_PAUSE": step}))
+        server.start()
+        deadline = time.monotonic() + PATIENT
+        while f"paused in {step}" not in server.log_text():
+            assert time.monotonic() < deadline, server.log_tail()
+            assert server.returncode is None, server.log_tail()
+            time.sleep(0.5)
+        server.processes()
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
 
 
 @pytest.mark.parametrize("step", ["model load", "capture"])
-def test_a_scheduler_that_is_killed_ends_the_server(field: Field, step: str) -> None:
-    server = paused(field, step)
-    try:
-        scheduler = next(process for process in server.processes() if "scheduler" in process.command)
-        scheduler.signal(signal.SIGKILL)
-        with pytest.raises(ServerError, match="the server ended"):
-            server.wait_ready()
-        assert wait_gone(list(server._seen), 60) == []
-        roles = {report["process"]["role"]: report for report in reports_of(server)}
-        # What the killed process wrote last, before the step it died in.
-        assert roles["scheduler"]["stage"] == ("logging is up" if step == "model load" else "model load")
-    finally:
-        server.stop()
+def test_a_scheduler_that_is_killed_ends_the_server(paused: Callable[[str], ServerProcess], step: str) -> None:
+    server = paused(step)
+    scheduler = next(process for process in server.processes() if "scheduler" in process.command)
+    scheduler.signal(signal.SIGKILL)
+    with pytest.raises(ServerError, match="the server ended"):
+        server.wait_ready()
+    assert wait_gone(list(server._seen), 60) == []
+    roles = {report["process"]["role"]: report for report in reports_of(server)}
+    # What the killed process wrote last, before the step it died in.
+    assert roles["scheduler"]["stage"] == ("logging is up" if step == "model load" else "model load")
 
 
 @pytest.mark.sglang(">=0.5.11", reason="0.5.9 does not end at SIGTERM by itself, with the layer or without")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("step", ["startup", "model load"])
-def test_a_signal_to_the_main_process_leaves_nothing(field: Field, step: str, number: signal.Signals) -> None:
-    server = paused(field, step)
-    try:
-        next(iter(server.processes())).signal(number)
-        assert wait_gone(list(server._seen), 90) == []
-        reports_of(server)
-    finally:
-        server.stop()
+def test_a_signal_to_the_main_process_leaves_nothing(
+    paused: Callable[[str], ServerProcess], step: str, number: signal.Signals
+) -> None:
+    server = paused(step)
+    next(iter(server.processes())).signal(number)
+    assert wait_gone(list(server._seen), 90) == []
+    reports_of(server)
