@@ -89,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="old", metavar="VERSION", help="the SGLang to compare with, not the installed one"
     )
     drift.add_argument("--download", action="store_true", help="fetch wheels with pip where they are not at hand")
+    report = command("report", _report, "Merge the reports of all processes, ranks and nodes into one table.")
+    report.add_argument("path", metavar="FOLDER", help="the folder, or the `.jsonl` file, of GLM5_REPORT")
     command("trace", _trace, "Try whether torch.compile can trace the FP4 path here, without plugins and with them.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
@@ -386,6 +388,61 @@ def _about_upgrade(found: Any) -> str:
     if wanting:
         return f"{', '.join(wanting)} would not be in force."
     return "whatever is in force now, and every plugin requested, is in force or not needed then."
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from glm5_plugins import merging
+
+    try:
+        launches, problems = merging.read(Path(arguments.path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{arguments.path!r} cannot be read: {error}", "Give the value of GLM5_REPORT.") from None
+    bad = not launches or not launches[0].healthy
+    if arguments.json:
+        return _print_json({"launches": [launch.as_json() for launch in launches], "problems": problems}, bad)
+    for number, launch in enumerate(launches):
+        if number:
+            print("\n\nAn earlier launch\n")
+        _print_launch(launch)
+    if not launches:
+        print(f"{arguments.path} holds no report.")
+    for problem in problems:
+        print(f"\nleft out: {problem}")
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _print_launch(launch: Any) -> None:
+    if launch.differences:
+        print("Differences")
+    for difference in launch.differences:
+        _print_table((), [("", difference.name, "", "")])
+        _print_table((), [("", "", value, ", ".join(map(str, at))) for value, at in reversed(difference.values)])
+    print("Plugins" if not launch.differences else "\nPlugins")
+    _print_table(
+        ("", "PLUGIN", "TARGET", "VERDICT", "FIRED", "IN", "REASON"),
+        [
+            (
+                "!" if line.differs or line.verdict.bad else "",
+                line.plugin,
+                line.target,
+                line.verdict.value,
+                "" if line.fired is None else str(line.fired),
+                line.where,
+                line.reason,
+            )
+            for line in launch.lines
+        ],
+    )
+    print("\nProcesses")
+    _print_table(
+        ("", "PROCESS", "STAGE", "AGREEMENT OF RANKS"),
+        [
+            ("", str(process), process.stage, ": ".join(filter(None, map(process.agreement.get, ("state", "reason")))))
+            for process in launch.processes
+        ],
+    )
 
 
 def _trace(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from glm5_plugins.environment import Place, Window
 from glm5_plugins.fp4.sites import DENSE, LOADING, OWN_OPERATOR, RAW, STASH
-from glm5_plugins.seams import SEAMS
+from glm5_plugins.seams import RELIED_ON, RELIED_ON_IN_INSTANCES, SEAMS
 from glm5_plugins.source import Definition, find, lacks
 
 WHEELS = Path(os.environ.get("GLM5_TEST_WHEELS", "nowhere"))
@@ -66,6 +66,14 @@ def test_every_seam_of_the_version_is_there(root: Path) -> None:
     here = [seam for seam in SEAMS if Window.parse(seam.requires).place(version) is Place.INSIDE]
     assert {seam.step for seam in here} == {seam.step for seam in SEAMS}
     assert [lacks(seam.target, seam.needs, [root]) for seam in here] == [None] * len(here)
+
+
+@pytest.mark.skipif(not SGLANG, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", SGLANG, ids=lambda root: root.name)
+def test_what_the_layer_relies_on_besides_is_there(root: Path) -> None:
+    assert [lacks(target, (), [root]) for target in RELIED_ON] == [None] * len(RELIED_ON)
+    for target in RELIED_ON_IN_INSTANCES:
+        assert "it is set on instances" in str(lacks(target, (), [root]))
 
 
 @pytest.mark.skipif(not FLASHINFER, reason="needs GLM5_TEST_WHEELS")
