@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace) -> bool:
         progress.say,
         timeout_s=arguments.timeout,
         jobs=arguments.jobs,
-        arch_list=specs.arch_list(),
         on_progress=progress.show,
     )
     try:
