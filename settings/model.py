@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from glm5_plugins.errors import ConfigurationError
 
@@ -17,13 +23,51 @@ PREFIX = "GLM5_"
 Model = TypeVar("Model", bound=BaseSettings)
 
 
-class HostSettings(BaseSettings):
+# `GLM5_*` variables of the active profile: what a setting is where the environment says nothing.
+_of_profile: dict[str, str] = {}
+
+
+def take_from_profile(values: Mapping[str, str]) -> None:
+    """Let settings be read from a profile where the environment says nothing; an empty mapping ends that."""
+    _of_profile.clear()
+    _of_profile.update(values)
+
+
+def from_profile(variable: str) -> str | None:
+    """What the active profile says for a variable."""
+    return _of_profile.get(variable)
+
+
+class _FromProfile(EnvSettingsSource):
+    """Reads the active profile as the environment is read."""
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return {name.lower(): value for name, value in _of_profile.items()}
+
+
+class _Settings(BaseSettings):
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment over profile over defaults."""
+        return init_settings, env_settings, _FromProfile(settings_cls)
+
+
+class HostSettings(_Settings):
     """The variables of the layer itself."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True)
 
     plugins: Annotated[tuple[str, ...], NoDecode] = ()
     """Names of the plugins wanted, separated by commas; the first is the outermost."""
+    profile: str | None = None
+    """The name of a bundled profile, or the path of one: plugins, arguments and variables of a whole launch."""
     on_error: Literal["strict", "warn"] = "strict"
     """What to do when a requested plugin cannot be in force: stop the launch, or log a warning."""
     report: Path | None = None
@@ -37,7 +81,7 @@ class HostSettings(BaseSettings):
         return tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
 
 
-class PluginSettings(BaseSettings):
+class PluginSettings(_Settings):
     """Base of a plugin's options; the class says whose they are.
 
         class Options(PluginSettings, plugin="fp4_warmup"):
@@ -85,7 +129,10 @@ def read(model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         variable = _variable_of(model, str(first["loc"][0]))
-        what = f"{variable}={os.environ.get(variable, first['input'])!r} is not valid: {first['msg']}."
+        value = os.environ.get(variable, _of_profile.get(variable, first["input"]))
+        what = f"{variable}={value!r} is not valid: {first['msg']}."
+        if variable not in os.environ and variable in _of_profile:
+            what = f"The profile's {what}"
         raise ConfigurationError(what, "Correct the value, or unset the variable for the default.") from None
 
 

@@ -1,9 +1,7 @@
 """The public door of glm5-plugins: what a plugin author imports, and where SGLang comes in.
 
-Importing this module loads nothing else; names are fetched when they are first used.
+Importing this module loads nothing else, not even `__future__`; names are fetched when they are first used.
 """
-
-from __future__ import annotations
 
 import os
 
@@ -53,7 +51,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Fetch a public name from the module it lives in (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

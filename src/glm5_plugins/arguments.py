@@ -7,8 +7,22 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from glm5_plugins.errors import ConfigurationError, did_you_mean
+
+# SGLang up to 0.5.13 parses these under other names than its fields have, and renames them afterwards.
+_FIELD_OF_DESTINATION = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size",
+    "attention_context_parallel_size": "attn_cp_size",
+    "moe_data_parallel_size": "moe_dp_size",
+}
+
+# What a `--config` file switches off, by parser: SGLang drops `flag: false` when it merges the file.
+_switched_off: WeakKeyDictionary[argparse.ArgumentParser, dict[str, Any]] = WeakKeyDictionary()
 
 Additions = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -17,7 +31,8 @@ def add_where_absent(parser: argparse.ArgumentParser, additions: Additions) -> N
     """Make `parser` add arguments when it parses a command line.
 
     SGLang merges a `--config` file into the command line before it parses, so one look at what reaches the parser
-    sees everything: `--flag=value`, aliases, prefixes and the file.
+    sees everything: `--flag=value`, aliases, prefixes and the file. What the file switches off does not reach it:
+    `note_file` remembers that.
 
     Args:
         parser: A parser that has SGLang's arguments.
@@ -27,10 +42,24 @@ def add_where_absent(parser: argparse.ArgumentParser, additions: Additions) -> N
 
     def parse_with_additions(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         argv = list(sys.argv[1:] if args is None else args)
-        extra = additions(given(parser, parse, argv))
+        extra = additions({**_switched_off.get(parser, {}), **given(parser, parse, argv)})
         return parse([*argv, *flags(parser, extra)], namespace)
 
     setattr(parser, "parse_known_args", parse_with_additions)  # noqa: B010 (mypy sees a method)
+
+
+def note_file(parser: argparse.ArgumentParser, config: Mapping[str, Any]) -> None:
+    """Remember the flags without a value that a `--config` file sets to false.
+
+    Args:
+        parser: The parser that the file is merged for.
+        config: The file's content; keys are spelled as flags, or as fields.
+    """
+    off = {str(key).replace("-", "_") for key, value in config.items() if value is False}
+    for action in parser._actions:
+        names = {action.dest, *(option.lstrip("-").replace("-", "_") for option in action.option_strings)}
+        if action.nargs == 0 and names & off:
+            _switched_off.setdefault(parser, {})[field_of(action.dest)] = False
 
 
 def given(
@@ -48,11 +77,16 @@ def given(
         for action, _, _ in actions:
             action.default = argparse.SUPPRESS
             action.required = False
-        return dict(vars(parse(argv)[0]))
+        return {field_of(name): value for name, value in vars(parse(argv)[0]).items()}
     finally:
         for action, default, required in actions:
             action.default, action.required = default, required
         parser._defaults.update(defaults)
+
+
+def field_of(destination: str) -> str:
+    """The field of `ServerArgs` that a destination of the parser fills."""
+    return _FIELD_OF_DESTINATION.get(destination, destination)
 
 
 def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[str]:
@@ -64,7 +98,7 @@ def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[st
     by_field: dict[str, list[argparse.Action]] = {}
     for action in parser._actions:
         if action.option_strings:
-            by_field.setdefault(action.dest, []).append(action)
+            by_field.setdefault(field_of(action.dest), []).append(action)
     spelled: list[str] = []
     for field, value in values.items():
         if field not in by_field:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import seams
 from glm5_plugins.environment import Environment, Place, Role
@@ -16,6 +16,7 @@ from glm5_plugins.errors import ConfigurationError, Glm5Error, NotInForce, did_y
 from glm5_plugins.manager import Plugin, PluginManager
 from glm5_plugins.patching import Outcome, Patch, Record, Registry, Stage, Verdict
 from glm5_plugins.report import Report, Row, row_as_json
+from glm5_plugins.rules import Launch
 from glm5_plugins.settings.model import (
     HostSettings,
     layer_variables,
@@ -23,6 +24,9 @@ from glm5_plugins.settings.model import (
     read,
     variables_of,
 )
+
+if TYPE_CHECKING:
+    from glm5_plugins.preset import Preset
 
 _layer: Layer | None = None
 
@@ -84,6 +88,8 @@ class Layer:
         self.env = Environment()
         self.settings = read(HostSettings)
         check_variables()
+        self.preset = self._preset()
+        self.settings = read(HostSettings)
         self.manager = PluginManager()
         self.manager.load(self.settings.plugins)
         for plugin in self.manager:
@@ -96,7 +102,23 @@ class Layer:
         self._verified = False
         self._captured: set[str] = set()
         self._refused: set[str] = set()
+        self._arguments_chosen = False
+        self._added: dict[str, tuple[str, Any]] = {}
         self._notes: list[str] = []
+        if self.preset is not None:
+            self.preset.set_variables(Launch(self.env, {}))
+
+    def _preset(self) -> Preset | None:
+        """The profile that is asked for; from here on settings are read from it too."""
+        if not self.settings.profile:
+            return None
+        from glm5_plugins.preset import Preset
+        from glm5_plugins.settings import profile
+
+        preset = Preset(profile.load(self.settings.profile), self.env)
+        check_variables(preset.profile.options)
+        preset.take_effect_on_settings()
+        return preset
 
     def apply(self) -> None:
         """Put the seams and the patches in."""
@@ -140,14 +162,56 @@ class Layer:
         self.report.forked()
 
     def server_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Server arguments that plugins add to what the user gave, by field name."""
+        """Server arguments that plugins add to what the user gave, by field name.
+
+        Raises:
+            SystemExit: A plugin refuses the launch, or two plugins disagree.
+        """
+        self._arguments_chosen = True
         try:
-            wanted = self.manager.server_args(self.env, given)
+            complete = dict(given) if self.preset is None else self.preset.complete(given)
+            wanted = self.manager.server_args(self.env, complete)
+            added = {name: value for name, (_, value) in wanted.items()}
+            if self.preset is not None:
+                self.preset.judge({**complete, **added})
         except Glm5Error as error:
             raise stop(error) from None
+        if self.preset is not None:
+            added = {**self.preset.added, **added}
+            self.preset.set_variables(Launch(self.env, {**complete, **added}))
+            self._say_preset(self.preset)
         for name, (plugin, value) in wanted.items():
             self.report.say(logging.INFO, f"{plugin.name}: adds the server argument {name}={value!r}")
-        return {name: value for name, (_, value) in wanted.items()}
+        self._added = {name: (plugin.name, value) for name, (plugin, value) in wanted.items()}
+        return added
+
+    def _say_preset(self, preset: Preset) -> None:
+        for note in preset.notes():
+            self.report.say(logging.INFO, note)
+        for name, value in preset.added.items():
+            self.report.say(logging.INFO, f"profile {preset.profile.name}: adds the server argument {name}={value!r}")
+        for warning in preset.warnings:
+            self.note(warning)
+
+    def resolved(self, values: Mapping[str, Any]) -> None:
+        """Compare what plugins added with what SGLang made of it.
+
+        Args:
+            values: What SGLang goes by, for each field that was added.
+        """
+        for name, (plugin, value) in self._added.items():
+            if name in values and values[name] != value:
+                self.note(f"{plugin}: added {name}={value!r}, and SGLang made it {values[name]!r}")
+
+    @property
+    def chooses_arguments(self) -> bool:
+        """Whether a plugin or a profile may add server arguments."""
+        return self.preset is not None or self.manager.implements("glm5_server_args")
+
+    @property
+    def added(self) -> Iterable[str]:
+        """The fields that plugins added."""
+        return self._added
 
     def logging_is_up(self) -> None:
         """SGLang has configured logging: say what was kept, and the verdicts."""
@@ -167,6 +231,7 @@ class Layer:
         """A stage of the start has ended in this process."""
         if stage is Stage.ARGUMENTS:
             self.verify()
+            self._check_arguments_chosen()
         self.registry.expire(stage)
         self._act_on_outcomes()
         if stage is not Stage.ARGUMENTS:
@@ -184,8 +249,10 @@ class Layer:
         rows: list[Row] = []
         for plugin in self.manager:
             own = [self._patch_row(record) for record in self.registry if record.plugin == plugin.name]
+            own += [row for row in (self._arguments_row(plugin),) if row is not None]
             own += [self._hook_row(plugin, hook) for hook in self.manager.wrapping_hooks(plugin)]
-            rows += own or [self._empty_row(plugin)]
+            nothing = Row(plugin.name, "-", Verdict.NOT_APPLICABLE, "not applicable", "it has nothing to change here")
+            rows += own or [nothing]
         return rows
 
     def _patch_row(self, record: Record) -> Row:
@@ -210,11 +277,18 @@ class Layer:
             outcome = Outcome(Verdict.WAITING, "this process has not come to this step of the start")
         return Row(plugin.name, hook, outcome.verdict, outcome.verdict.value, outcome.reason, fired=calls)
 
-    def _empty_row(self, plugin: Plugin) -> Row:
-        verdict, reason = Verdict.NOT_APPLICABLE, "it has nothing to change here"
-        if self.manager.implements("glm5_server_args", plugin):
-            verdict, reason = Verdict.APPLIED, "it chooses server arguments, in the main process"
-        return Row(plugin.name, "-", verdict, verdict.value, reason)
+    def _arguments_row(self, plugin: Plugin) -> Row | None:
+        """What became of the server arguments that a plugin chooses."""
+        if not self.manager.implements("glm5_server_args", plugin):
+            return None
+        outcome = self.manager.outcome(plugin, self.env)
+        if self.env.is_child:
+            outcome = Outcome(Verdict.NOT_APPLICABLE, "it chooses server arguments, which the main process does")
+        elif outcome is None and not self._arguments_chosen:
+            outcome = Outcome(Verdict.WAITING, "SGLang has not come to its arguments")
+        elif outcome is None:
+            outcome = Outcome(Verdict.APPLIED, "it chooses server arguments")
+        return Row(plugin.name, "server arguments", outcome.verdict, outcome.verdict.value, outcome.reason)
 
     def document(self) -> dict[str, Any]:
         """What the JSON report says besides the process itself."""
@@ -227,6 +301,7 @@ class Layer:
                 "plugins": list(self.settings.plugins),
             },
             "versions": {name: self.env.version_text(name) for name in names},
+            "profile": None if self.preset is None else self.preset.document(),
             "stage": self._stage,
             "rows": [row_as_json(row) for row in self.rows()],
             "seams": [
@@ -249,6 +324,18 @@ class Layer:
         if self.env.is_child:
             return None
         return _lacking(patch)
+
+    def _check_arguments_chosen(self) -> None:
+        """Whoever makes `ServerArgs` himself goes past the parser, and so past the plugins that choose arguments."""
+        if self._arguments_chosen or self.env.is_child:
+            return
+        names = [plugin.name for plugin in self.manager if self.manager.implements("glm5_server_args", plugin)]
+        who = [f"The plugin {name!r}" for name in names]
+        who += [] if self.preset is None else [f"The profile {self.preset.profile.name!r}"]
+        for one in who:
+            account = "dead: the server arguments were made without SGLang's parser, so nothing was added to them"
+            mend = "Give Engine the arguments themselves, or make them with ServerArgs.add_cli_args and a parser."
+            self._refuse(one, account, mend)
 
     def _act_on_outcomes(self) -> None:
         for plugin in self.manager:

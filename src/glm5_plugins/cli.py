@@ -21,11 +21,15 @@ from typing import Any, TextIO
 from glm5_plugins.errors import Glm5Error
 
 FINE, NOT_IN_FORCE, USAGE = 0, 1, 2
+ARCHITECTURES = ("sm90", "sm100", "sm103", "sm110", "sm120", "sm121")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    arguments = _parser().parse_args(argv)
+    own = list(sys.argv[1:] if argv is None else argv)
+    behind = own.index("--") if "--" in own else len(own)
+    arguments = _parser().parse_args(own[:behind])
+    arguments.words = [*getattr(arguments, "words", []), *own[behind + 1 :]]
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         status = run(arguments)
@@ -63,8 +67,17 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     command("list", _list, "List all plugins, with their verdict on this installation.")
-    explain = command("explain", _explain, "Say all about one plugin: why, targets, versions, fate, options.")
-    explain.add_argument("name", metavar="NAME", help="a name that `glm5-plugins list` shows")
+    explain = command("explain", _explain, "Say all about one plugin or profile: why, versions, options, rules.")
+    explain.add_argument("name", metavar="NAME", help="a name that `glm5-plugins list` or `profiles` shows")
+    check = command("check", _check, "Hold a launch command against a version of SGLang: -- python -m sglang…")
+    launch = command("launch", _launch, "Start a server with a profile: --profile NAME -- --port 30000 …")
+    for one in (check, launch):
+        one.add_argument("--profile", metavar="NAME", help="a name that `glm5-plugins profiles` shows, or a path")
+        one.add_argument("--arch", choices=ARCHITECTURES, help="the GPU; else the profile's, or this machine's")
+    check.add_argument("--sglang", metavar="VERSION", help="else that of the container image, or the installed one")
+    check.add_argument("words", nargs="*", metavar="COMMAND", help="behind --, or in one text; else standard input")
+    launch.add_argument("--print", action="store_true", help="print the whole command instead of running it")
+    command("profiles", _profiles, "List the profiles: launches that people really run.")
     command("doctor", _doctor, "Check this installation and the variables set; status 1 if something is wrong.")
     command("env", _env, "List all GLM5_* variables, their values and where those come from.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
@@ -108,10 +121,14 @@ def _explain(arguments: argparse.Namespace) -> int:
     from glm5_plugins.environment import Environment
     from glm5_plugins.errors import did_you_mean
     from glm5_plugins.manager import PluginManager
+    from glm5_plugins.settings import profile
 
     known = PluginManager.known()
+    if arguments.name in profile.known() or "/" in arguments.name:
+        return _explain_profile(profile.load(arguments.name), arguments.json)
     if arguments.name not in known:
-        raise UsageError(f"There is no plugin {arguments.name!r}.", did_you_mean(arguments.name, known))
+        names = [*known, *profile.known()]
+        raise UsageError(f"There is no plugin or profile {arguments.name!r}.", did_you_mean(arguments.name, names))
     row = doctor.examine_plugin(arguments.name, Environment(), doctor.requested())
     bad = row.requested and not row.in_force
     if arguments.json:
@@ -147,6 +164,111 @@ def _explain(arguments: argparse.Namespace) -> int:
         print("\nOptions")
         _print_options(row.options)
     return NOT_IN_FORCE if bad else FINE
+
+
+def _explain_profile(profile: Any, as_json: bool) -> int:
+    if as_json:
+        return _print_json(profile.model_dump(mode="json"), False)
+    print(f"{profile.name}\n\n{profile.summary}\n")
+    _print_fields(
+        [
+            ("hardware", profile.hardware),
+            ("SGLang", profile.sglang),
+            ("models", ", ".join(profile.models)),
+            ("plugins", ", ".join(profile.plugins)),
+            ("options", ", ".join(f"{name}={value}" for name, value in profile.options.items())),
+            ("from", ", ".join(profile.source)),
+        ]
+    )
+    for part in profile.arguments:
+        print(f"\nArguments{_when(part)}")
+        _print_table((), [("", f"--{name.replace('_', '-')}", _value(value)) for name, value in part.add.items()])
+    for part in profile.environment:
+        print(f"\nVariables{_when(part)}" + (f": {part.why}" if part.why else ""))
+        _print_table((), [("", name, value) for name, value in part.set.items()])
+    for rule in profile.rules:
+        print(f"\n{rule.level.capitalize()}{_when(rule)}")
+        _print_fields([("what", rule.why), ("mend", rule.mend), ("source", rule.source)])
+    return FINE
+
+
+def _when(part: Any) -> str:
+    """The conditions of a part of a profile, for a heading."""
+    words = [f"SGLang {part.sglang}"] if part.sglang else []
+    words += [" or ".join(part.architecture).upper()] if part.architecture else []
+    words += [f"{name} {' or '.join(map(str, values))}" for name, values in part.given.items()]
+    words += [f"no {name}" for name in part.absent]
+    return f" for {', '.join(words)}" if words else ""
+
+
+def _value(value: Any) -> str:
+    return "" if value is True else value if isinstance(value, str) else json.dumps(value)
+
+
+def _profiles(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.settings import profile
+
+    found = list(profile.bundled())
+    if arguments.json:
+        return _print_json([one.model_dump(mode="json") for one in found], False)
+    _print_table(
+        ("PROFILE", "SGLANG", "HARDWARE", "WHAT IT IS"),
+        [(one.name, one.sglang, one.hardware, one.summary) for one in found],
+    )
+    return FINE
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from glm5_plugins import checking, command
+
+    words = arguments.words
+    if not words and not sys.stdin.isatty():
+        words = [sys.stdin.read() + " "]
+    if not words:
+        raise UsageError("There is no command to check.", "glm5-plugins check -- python -m sglang.launch_server …")
+    judged = checking.judge(command.read(words), arguments.sglang, arguments.arch, arguments.profile)
+    if arguments.json:
+        return _print_json(dataclasses.asdict(judged) | {"sound": judged.sound}, not judged.sound)
+    gpu = "a GPU that nobody named (--arch)" if judged.architecture == "unknown" else judged.architecture.upper()
+    print(f"Held against SGLang {judged.asked}, for {gpu}")
+    if judged.rules_of:
+        print(f"Rules of {', '.join(judged.rules_of)}")
+    for plugin, outcome in judged.outcomes.items():
+        print(f"Plugin {plugin}: {outcome}")
+    _print_findings(judged.remarks)
+    for title, rows in (
+        ("Would be added", [("", flag, f"by {who}") for who, flag in judged.added]),
+        ("Would be set", [("", f"{name}={value}", "") for name, value in judged.variables.items()]),
+    ):
+        if rows:
+            print(f"\n{title}")
+            _print_table((), rows)
+    if judged.sound:
+        print("\nNothing here stops the launch.")
+    return FINE if judged.sound else NOT_IN_FORCE
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    from glm5_plugins import checking, command
+
+    typed = command.read(arguments.words or ["--"])
+    judged = checking.judge(typed, None, arguments.arch, arguments.profile)
+    errors = [remark for remark in judged.remarks if remark.level == "error"]
+    for remark in errors:
+        _complain(Glm5Error(remark.what, remark.mend), NOT_IN_FORCE)
+    if arguments.json:
+        return _print_json(dataclasses.asdict(judged) | {"sound": judged.sound}, bool(errors))
+    if arguments.print:
+        print(judged.command)
+    if errors:
+        return NOT_IN_FORCE
+    if arguments.print:
+        return FINE
+    environment = {**judged.variables, **os.environ, **typed.environment}
+    if arguments.profile:
+        environment["GLM5_PROFILE"] = arguments.profile
+    sys.stdout.flush()
+    os.execvpe(typed.program[0], typed.program, environment)
 
 
 def _env(arguments: argparse.Namespace) -> int:

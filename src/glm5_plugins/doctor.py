@@ -31,7 +31,14 @@ from glm5_plugins.findings import Finding
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
 from glm5_plugins.seams import SEAMS
-from glm5_plugins.settings.model import HostSettings, layer_variables, read, variables_of
+from glm5_plugins.settings.model import (
+    HostSettings,
+    from_profile,
+    layer_variables,
+    read,
+    take_from_profile,
+    variables_of,
+)
 
 if typing.TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -87,7 +94,7 @@ class Option:
     type: str
     default: str
     value: str
-    source: Literal["environment", "default"]
+    source: Literal["environment", "profile", "default"]
     description: str
     error: str = ""
 
@@ -314,6 +321,7 @@ def requested() -> tuple[str, ...]:
 
 
 def _wanted(findings: list[Finding]) -> tuple[str, ...]:
+    findings += _take_profile()
     try:
         names = read(HostSettings).plugins
     except ConfigurationError as error:
@@ -326,6 +334,20 @@ def _wanted(findings: list[Finding]) -> tuple[str, ...]:
                 Finding("error", f"GLM5_PLUGINS names an unknown plugin {name!r}.", did_you_mean(name, known))
             )
     return tuple(dict.fromkeys(names))
+
+
+def _take_profile() -> list[Finding]:
+    """Read settings from the profile too, where one is asked for and can be read."""
+    from glm5_plugins.settings import profile
+
+    take_from_profile({})
+    try:
+        name = read(HostSettings).profile
+        if name:
+            take_from_profile(profile.load(name).defaults)
+    except ConfigurationError as error:
+        return [Finding("error", error.what, error.mend)]
+    return []
 
 
 def _unfit(rows: Iterable[PluginRow], requested: Sequence[str]) -> list[Finding]:
@@ -380,7 +402,8 @@ def options_of(plugin: Plugin) -> tuple[Option, ...]:
 
 
 def all_options() -> tuple[Option, ...]:
-    """The variables of the layer and of every plugin that can be imported."""
+    """The variables of the layer and of every plugin that can be imported, a profile's values included."""
+    _take_profile()
     found = list(host_options())
     for plugin in _importable():
         found += options_of(plugin)
@@ -433,7 +456,8 @@ def _options(model: type[BaseSettings], plugin: str) -> tuple[Option, ...]:
         field = model.model_fields[name]
         given = os.environ.get(spelled.get(variable, ""))
         default = field.get_default(call_default_factory=True)
-        raw = _show(default) if given is None else given
+        profiled = from_profile(variable) if given is None else None
+        raw = given if given is not None else _show(default) if profiled is None else profiled
         value = raw if values is None else _show(getattr(values, name))
         options.append(
             Option(
@@ -442,7 +466,7 @@ def _options(model: type[BaseSettings], plugin: str) -> tuple[Option, ...]:
                 _show_type(field.annotation),
                 "(required)" if default is PydanticUndefined else _show(default),
                 value,
-                "default" if given is None else "environment",
+                "environment" if given is not None else "default" if profiled is None else "profile",
                 field.description or documents.get(name, ""),
                 error if variable in error else "",
             )

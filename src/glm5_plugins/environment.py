@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -98,12 +99,18 @@ class Environment:
     Args:
         versions: Version texts by distribution name that stand in for what is installed (for tests and for
             asking about a version one does not have).
+        capability: A compute capability that stands in for that of the GPU, such as (12, 0).
+        elsewhere: The question is about another machine: the GPUs and packages of this one do not count.
     """
 
     versions: dict[str, str | None] = field(default_factory=dict)
+    capability: tuple[int, int] | None = None
+    elsewhere: bool = False
 
     def version_text(self, distribution: str) -> str | None:
         """Return the installed version as its metadata spells it, or None when it is not installed."""
+        if distribution not in self.versions and self.elsewhere:
+            return None
         if distribution not in self.versions:
             try:
                 self.versions[distribution] = metadata.version(distribution)
@@ -154,16 +161,30 @@ class Environment:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is not None and visible.split(",")[0].strip() in ("", "-1"):
             return 0
-        with contextlib.suppress(OSError):
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        with contextlib.suppress(OSError), _nvml() as nvml:
             count = ctypes.c_uint()
-            if nvml.nvmlInit_v2() == 0:
-                try:
-                    if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
-                        return count.value
-                finally:
-                    nvml.nvmlShutdown()
+            if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
+                return count.value
         return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+    @cached_property
+    def compute_capability(self) -> tuple[int, int] | None:
+        """The compute capability of the first GPU this process may use, such as (12, 0); None without one.
+
+        Asked of the driver; no CUDA context is made.
+        """
+        if self.capability is not None:
+            return self.capability
+        if self.elsewhere or self.cuda_devices == 0:
+            return None
+        with contextlib.suppress(OSError), _nvml() as nvml:
+            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
+            if (
+                _first_visible(nvml, device)
+                and nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0
+            ):
+                return major.value, minor.value
+        return None
 
     @property
     def sglang_plugins(self) -> frozenset[str] | None:
@@ -171,3 +192,28 @@ class Environment:
         value = os.environ.get("SGLANG_PLUGINS", "")
         names = frozenset(name.strip() for name in value.split(",") if name.strip())
         return names or None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[ctypes.CDLL]:
+    """The driver's management library, initialised.
+
+    Raises:
+        OSError: There is none, or it finds no driver.
+    """
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    if nvml.nvmlInit_v2() != 0:
+        raise OSError("NVML finds no driver")
+    try:
+        yield nvml
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _first_visible(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> bool:
+    """Fill in the handle of the first entry of `CUDA_VISIBLE_DEVICES`: an index, or the start of a UUID."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if first.startswith(("GPU-", "MIG-")):
+        return bool(nvml.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(device)) == 0)
+    index = int(first) if first.isdigit() else 0
+    return bool(nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) == 0)

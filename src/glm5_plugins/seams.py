@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,21 @@ Around = Callable[["Layer", "dict[str, Any]", Callable[[], Any]], Any]
 
 def _parser_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     result = proceed()
-    if layer.manager.implements("glm5_server_args"):
+    if layer.chooses_arguments:
         arguments.add_where_absent(bound["parser"], layer.server_args)
     return result
 
 
+def _file_merged(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    parser = getattr(bound["self"], "parser", None)
+    if parser is not None and isinstance(bound["config"], dict):
+        arguments.note_file(parser, bound["config"])
+    return proceed()
+
+
 def _engine_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     kwargs = bound.get("kwargs", {})
-    if layer.manager.implements("glm5_server_args"):
+    if layer.chooses_arguments:
         if "server_args" in kwargs:
             layer.note("Engine(server_args=…) was given a finished record: plugins add no arguments to it")
         else:
@@ -41,9 +49,23 @@ def _logging_configured(layer: Layer, bound: dict[str, Any], proceed: Callable[[
     return result
 
 
+def _resolved(server_args: Any, names: Iterable[str]) -> dict[str, Any]:
+    """What SGLang decided on, by field: the record itself, or from 0.5.19 what stands beside it."""
+    view = server_args
+    with contextlib.suppress(ImportError):
+        from sglang.srt.arg_groups.overrides import resolved_view
+
+        view = resolved_view(server_args)
+    return {name: getattr(view, name) for name in names if hasattr(view, name)}
+
+
 def _launch(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     layer.reach(Stage.ARGUMENTS)
     result = layer.manager.startup(bound["server_args"], proceed)
+    try:
+        layer.resolved(_resolved(bound["server_args"], layer.added))
+    except Exception as error:  # the server is up: a comparison is not worth ending it for
+        layer.note(f"what SGLang made of the added arguments cannot be read: {type(error).__name__}: {error}")
     layer.reach(Stage.STARTUP)
     return result
 
@@ -117,6 +139,21 @@ _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 SEAMS: tuple[Seam, ...] = (
     Seam("logging", "sglang.srt.utils.common:configure_logger", _logging_configured),
     Seam("arguments", "sglang.srt.server_args:ServerArgs.add_cli_args", _parser_made, needs=("parser",)),
+    Seam(
+        "arguments",
+        "sglang.srt.server_args_config_parser:ConfigArgumentMerger._convert_config_to_args",
+        _file_merged,
+        needs=("config",),
+        requires="sglang>=0.5.8,<0.5.19",
+        ends="the module moved to sglang.srt.utils in 0.5.19",
+    ),
+    Seam(
+        "arguments",
+        "sglang.srt.utils.server_args_config_parser:ConfigArgumentMerger._convert_config_to_args",
+        _file_merged,
+        needs=("config",),
+        requires="sglang>=0.5.19",
+    ),
     Seam("engine", "sglang.srt.entrypoints.engine:Engine.__init__", _engine_made),
     Seam(
         "startup",

@@ -30,6 +30,9 @@ _COMMON = {
         def prepare_server_args(argv):
             parser = argparse.ArgumentParser()
             ServerArgs.add_cli_args(parser)
+            if "--config" in argv:
+                from CONFIG_PARSER import ConfigArgumentMerger
+                argv = ConfigArgumentMerger(parser).merge_config_with_args(argv)
             return ServerArgs(**vars(parser.parse_args(argv)))
     """,
     "sglang/srt/managers/detokenizer_manager.py": """
@@ -63,6 +66,25 @@ _COMMON = {
             print("server is ready with", dict(sorted(vars(server_args).items())), flush=True)
     """,
 }
+_CONFIG_PARSER = """
+    import json
+    class ConfigArgumentMerger:
+        def __init__(self, parser):
+            self.parser = parser
+        def merge_config_with_args(self, cli_args):
+            at = cli_args.index("--config")
+            with open(cli_args[at + 1]) as file:
+                config = json.load(file)  # JSON is YAML too
+            return self._convert_config_to_args(config) + cli_args[:at] + cli_args[at + 2:]
+        def _convert_config_to_args(self, config):
+            found = []
+            for key, value in config.items():
+                if value is True:
+                    found.append("--" + key)
+                elif value is not False:
+                    found += ["--" + key, str(value)]
+            return found
+"""
 _ENGINE = """
     import multiprocessing as mp
     from sglang.srt.utils.common import configure_logger
@@ -80,6 +102,7 @@ _ENGINE = """
             raise SystemExit("a child ended with " + str([child.exitcode for child in children]))
 """
 _NEW = {
+    "sglang/srt/utils/server_args_config_parser.py": _CONFIG_PARSER,
     "sglang/srt/plugins/__init__.py": """
         import logging, os
         from importlib.metadata import entry_points
@@ -121,6 +144,7 @@ _NEW = {
     """,
 }
 _OLD = {
+    "sglang/srt/server_args_config_parser.py": _CONFIG_PARSER,
     "sglang/srt/entrypoints/engine.py": _ENGINE
     + """
     class Engine:
@@ -154,8 +178,10 @@ def runnable_sglang(version: str) -> dict[str, str]:
     """The files of the package and its metadata, by path."""
     new = version != "0.5.9"
     load = "from sglang.srt.plugins import load_plugins" if new else "def load_plugins(): pass"
+    config_parser = "sglang.srt.utils.server_args_config_parser" if new else "sglang.srt.server_args_config_parser"
     files = {
-        name: source.replace("LOAD\n", f"{load}\n") for name, source in (_COMMON | (_NEW if new else _OLD)).items()
+        name: source.replace("LOAD\n", f"{load}\n").replace("CONFIG_PARSER", config_parser)
+        for name, source in (_COMMON | (_NEW if new else _OLD)).items()
     }
     return files | {
         f"sglang-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n"

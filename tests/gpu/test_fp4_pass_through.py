@@ -115,7 +115,7 @@ def test_fake_and_kernel_agree(swizzled, small):
 def test_modes_and_fake_tensors_meet_the_operator(launches):
     operator = new_operator()
     input, scale = values(8, 256), torch.ones(1, device="cuda")
-    graph = torch.fx.experimental.proxy_tensor.make_fx(operator.replacement)(input, scale)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(lambda *given: operator.replacement(*given))(input, scale)
     assert operator.overload in {node.target for node in graph.graph.nodes}
     with torch._subclasses.FakeTensorMode() as mode:
         packed, _ = operator.replacement(mode.from_tensor(input), mode.from_tensor(scale))

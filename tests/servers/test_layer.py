@@ -140,9 +140,14 @@ def test_arguments_are_added_where_the_user_gave_none(server: ServerProcess) -> 
 
 
 def test_the_answer_is_that_of_the_unmodified_server(server: ServerProcess, start_server: StartServer) -> None:
+    """Token for token, and to the last digit of each log-probability."""
     with start_server(args=["--chunked-prefill-size", "512", "--random-seed", "77"]) as plain:
-        expected = plain.generate("the same", max_new_tokens=8)["output_ids"]
-    assert server.generate("the same", max_new_tokens=8)["output_ids"] == expected
+        expected = plain.generate("the same", max_new_tokens=8)
+    got = server.generate("the same", max_new_tokens=8)
+    assert got["output_ids"] == expected["output_ids"]
+    logprobs = "output_token_logprobs"
+    assert got["meta_info"][logprobs] == expected["meta_info"][logprobs]
+    assert len(got["meta_info"][logprobs]) == 8
 
 
 def test_the_launcher_reaches_every_process(field: Field) -> None:

@@ -152,9 +152,13 @@ class ServerProcess:
         return found
 
     def generate(self, prompt: str, *, max_new_tokens: int = 8, timeout: float = 60) -> dict[str, Any]:
-        """Ask /generate for a greedy continuation and return its JSON (`text`, `output_ids`, `meta_info`)."""
+        """Ask /generate for a greedy continuation and return its JSON (`text`, `output_ids`, `meta_info`).
+
+        `meta_info` has the log-probability of each new token: weights that are made up give the same few tokens
+        whatever the layers do, the numbers behind them tell more.
+        """
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
-        body = json.dumps({"text": prompt, "sampling_params": sampling}).encode()
+        body = json.dumps({"text": prompt, "sampling_params": sampling, "return_logprob": True}).encode()
         answer: dict[str, Any] = json.loads(self._open("/generate", timeout, body))
         return answer
 

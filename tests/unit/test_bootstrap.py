@@ -419,3 +419,179 @@ def test_doctor_asks_a_requested_plugin_for_its_preflight(site, run):
     """
     assert run(code, env={"GLM5_PLUGINS": "outcome"}).stdout.strip() == "[('There is no compiler.', 'Install one.')]"
     assert run(code).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
+@pytest.mark.parametrize(
+    ("config", "has"),
+    [
+        ('{"ep-size": 2, "enable-mscclpp": false}', "'enable_mscclpp': False, 'ep_size': 2"),
+        ('{"enable_mscclpp": false, "speculative-algorithm": "EAGLE"}', "'enable_mscclpp': False, 'ep_size': 4"),
+    ],
+)
+def test_a_config_file_is_the_users_word_too(site, launch, tmp_path, version, config, has):
+    """Case 15 of the field; SGLang itself drops `flag: false` from a file."""
+    site(version, arguments=ARGUMENTS)
+    (tmp_path / "server.yaml").write_text(config)
+    done, _ = launch(*LAUNCHER, *SERVER, "--config", str(tmp_path / "server.yaml"), GLM5_PLUGINS="arguments")
+    assert done.returncode == 0, done.stderr
+    assert has in done.stdout
+
+
+def test_a_refusal_stops_the_main_process_before_any_child(site, launch):
+    """Case 9 of the field."""
+    site("0.5.23")
+    done, reports = launch(*ENTRY_POINT, *SERVER, "--tp-size", "8", GLM5_PLUGINS="ep", GLM5_EP_SIZE="3")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith("glm5-plugins: ep cannot be in force: an expert parallel size of 3 does not divide")
+    assert second == "  Choose a divisor of 8."
+    assert set(reports) == {"main"}
+
+
+def test_arguments_that_were_made_without_the_parser_are_dead(site, run):
+    site("0.5.23", arguments=ARGUMENTS)
+    done = run(
+        """
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.server_args import ServerArgs
+        Engine._launch_subprocesses(ServerArgs(model_path="x"))
+        """,
+        env={"GLM5_PLUGINS": "arguments"},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "dead: the server arguments were made without SGLang's parser" in done.stderr
+
+
+PROFILE = """
+summary = "for a test"
+sglang = ">=0.5.9"
+hardware = "none"
+source = ["https://example.org"]
+plugins = ["ep"]
+options = { GLM5_EP_SIZE = "4" }
+[arguments]
+tp_size = 8
+speculative_algorithm = "NEXTN"
+model_loader_extra_config = '{"a": "b c"}'
+[[environment]]
+set = { PROFILED = "yes", OMP_NUM_THREADS = "8" }
+[[environment]]
+sglang = "<0.5.11"
+given = { speculative_algorithm = ["NEXTN"] }
+set = { SGLANG_ENABLE_SPEC_V2 = "True" }
+[[rules]]
+level = "error"
+given = { tp_size = [16] }
+why = "there are no {tp_size} GPUs"
+mend = "Give --tp-size 8."
+[[rules]]
+level = "warning"
+given = { tp_size = [2] }
+why = "{tp_size} GPUs are few"
+mend = "Give --tp-size 8."
+"""
+
+SHOWS = """
+import os
+from glm5_plugins import hookimpl
+@hookimpl(wrapper=True)
+def glm5_model_load(model_runner):
+    print("scheduler sees", [os.environ.get(n) for n in ("PROFILED", "OMP_NUM_THREADS", "SGLANG_ENABLE_SPEC_V2")])
+    return (yield)
+"""
+
+
+@pytest.fixture
+def profile(tmp_path) -> str:
+    (tmp_path / "mine.toml").write_text(PROFILE)
+    return str(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.23"])
+def test_a_profile_adds_arguments_plugins_options_and_variables(site, launch, profile, version):
+    """Case 19 of the field: SGLANG_ENABLE_SPEC_V2 where a version needs it."""
+    site(version, shows=SHOWS)
+    done, reports = launch(*LAUNCHER, "--model", "X", GLM5_PROFILE=profile, OMP_NUM_THREADS="32")
+    assert done.returncode == 0, done.stderr
+    for has in ("'tp_size': 8", "'ep_size': 4", "'model_path': 'X'", "'speculative_algorithm': 'NEXTN'"):
+        assert has in done.stdout
+    report = reports["main"]
+    assert report["layer"]["plugins"] == ["ep"]
+    v2 = {"SGLANG_ENABLE_SPEC_V2": "True"} if version == "0.5.9" else {}
+    assert report["profile"]["set"] == {"PROFILED": "yes", **v2}
+    assert report["profile"]["kept"] == {"OMP_NUM_THREADS": "32"}
+    assert "OMP_NUM_THREADS=32 was set and stays" in done.stderr
+    assert "adds the server argument speculative_algorithm='NEXTN'" in done.stderr
+
+
+def test_a_profiles_variables_reach_the_children(site, launch, profile):
+    site("0.5.9", shows=SHOWS)
+    done, reports = launch(*LAUNCHER, "--model", "X", GLM5_PROFILE=profile, GLM5_PLUGINS="shows")
+    assert "scheduler sees ['yes', '8', 'True']" in done.stdout
+    assert reports["scheduler"]["profile"]["set"] == {}
+
+
+def test_what_comes_too_late_for_the_main_process_is_said(site, launch, profile):
+    """By the entry point, SGLang is imported first."""
+    site("0.5.23")
+    _, reports = launch(*ENTRY_POINT, "--model", "X", GLM5_PROFILE=profile)
+    assert set(reports["main"]["profile"]["late"]) == {"PROFILED", "OMP_NUM_THREADS"}
+    _, reports = launch(*LAUNCHER, "--model", "X", GLM5_PROFILE=profile)
+    assert reports["main"]["profile"]["late"] == []
+
+
+def test_the_user_wins_over_the_profile(site, launch, profile):
+    site("0.5.23")
+    typed = ("--model", "X", "--tp-size=2", "--speculative-algo", "EAGLE")
+    done, reports = launch(*LAUNCHER, *typed, GLM5_PROFILE=profile, GLM5_EP_SIZE="2")
+    assert "'ep_size': 2" in done.stdout
+    assert "'tp_size': 2" in done.stdout
+    assert "'speculative_algorithm': 'EAGLE'" in done.stdout
+    assert "2 GPUs are few: Give --tp-size 8." in reports["main"]["notes"][0]
+
+
+def test_a_rule_of_a_profile_stops_the_main_process(site, launch, profile):
+    site("0.5.23")
+    done, _ = launch(*LAUNCHER, "--model", "X", "--tp-size", "16", GLM5_PROFILE=profile)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "glm5-plugins: The profile 'mine' refuses this launch: there are no 16 GPUs.\n  Give --tp-size 8.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("GLM5_EP_SIZE", "GLM5_EP_SIZ"), "Did you mean 'GLM5_EP_SIZE'?"),
+        (('GLM5_EP_SIZE = "4"', 'GLM5_EP_SIZE = "x"'), "The profile's GLM5_EP_SIZE='x' is not valid"),
+        (('plugins = ["ep"]', 'plugins = ["epp"]'), "unknown plugin 'epp'"),
+        (("tp_size = 8", "tpp_size = 8"), "Did you mean 'tp_size'?"),
+    ],
+)
+def test_a_mistake_in_a_profile_stops_the_launch(site, launch, profile, change, says):
+    site("0.5.23")
+    Path(profile).write_text(PROFILE.replace(*change, 1))
+    done, _ = launch(*LAUNCHER, "--model", "X", GLM5_PROFILE=profile)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_engine_is_given_the_profile_too(site, run, profile):
+    site("0.5.23")
+    out = run(
+        """
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.entrypoints.engine import Engine
+        print(sorted(Engine(model_path="x", tp_size=4).server_args.__dict__.items()))
+        """,
+        env={"GLM5_PROFILE": profile},
+    ).stdout
+    assert "('ep_size', 4)" in out
+    assert "('tp_size', 4)" in out

@@ -1,0 +1,417 @@
+"""A launch command held against one SGLang version: its flags, a profile's rules, and what plugins would make of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from glm5_plugins import flags
+from glm5_plugins.arguments import given as given_by
+from glm5_plugins.command import Command
+from glm5_plugins.environment import Environment
+from glm5_plugins.errors import Glm5Error, did_you_mean
+from glm5_plugins.manager import PluginManager
+from glm5_plugins.rules import Does, Launch, decide
+from glm5_plugins.settings import profile as profiles
+from glm5_plugins.settings.model import HostSettings, read, take_from_profile
+from glm5_plugins.settings.profile import Profile
+
+CAPABILITIES = {
+    **{"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)},
+    **{"sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)},
+}
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something about a command, and what to do about it."""
+
+    level: Literal["error", "warning", "note"]
+    what: str
+    mend: str = ""
+
+
+@dataclass
+class Judgement:
+    """All that `glm5-plugins check` says.
+
+    Args:
+        asked: The version that was asked about.
+        version: The version of the table that its flags were looked up in.
+        architecture: The family of GPUs that rules were asked about; `unknown` where nobody said.
+        profile: The profile that was asked for.
+        rules_of: The profiles whose rules count: that one, or all that are about this model.
+        given: What the command gives, by field of `ServerArgs`.
+        remarks: Errors first.
+        added: What would be added: who, the flag as it would be typed.
+        variables: Environment variables that would be set.
+        outcomes: What each plugin says of itself.
+        command: The whole command that it stands for.
+    """
+
+    asked: str
+    version: str
+    architecture: str
+    profile: str | None = None
+    rules_of: list[str] = field(default_factory=list)
+    given: dict[str, Any] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    added: list[tuple[str, str]] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing stops the launch."""
+        return not any(remark.level == "error" for remark in self.remarks)
+
+
+def judge(
+    command: Command, version: str | None = None, architecture: str | None = None, profile: str | None = None
+) -> Judgement:
+    """Hold a command against a version.
+
+    Args:
+        command: As taken apart.
+        version: Of SGLang; else the one that a container image names, the one installed, or the newest known.
+        architecture: A key of `CAPABILITIES`; else that of the profile's GPUs, or of this machine's.
+        profile: Name or path; else `GLM5_PROFILE`, in front of the command or set.
+
+    Raises:
+        Glm5Error: The profile cannot be read, or a `GLM5_*` variable is wrong.
+    """
+    asked = version or command.version or Environment().version_text("sglang") or flags.versions()[-1]
+    known = flags.nearest(asked)
+    with _variables(command.environment):
+        given, remarks = _given(command, known)
+        name = profile or os.environ.get("GLM5_PROFILE")
+        chosen = profiles.load(name) if name else None
+        if architecture is None and chosen is not None and len(chosen.architecture) == 1:
+            architecture = chosen.architecture[0]
+        capability = CAPABILITIES[architecture] if architecture else Environment().compute_capability
+        env = Environment({"sglang": asked}, capability, elsewhere=True)
+        found = Judgement(asked, known, Launch(env, {}).architecture, given=given, remarks=remarks)
+        if asked != known:
+            remarks.append(Remark("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
+        remarks += [Remark("warning", note) for note in command.notes]
+        if given or not remarks:
+            _apply(command, found, env, chosen)
+    remarks.sort(key=lambda remark: ("error", "warning", "note").index(remark.level))
+    return found
+
+
+# --- flags ---------------------------------------------------------------------------------------------------
+
+
+def _given(command: Command, version: str) -> tuple[dict[str, Any], list[Remark]]:
+    """What the command gives, and what is wrong with its flags."""
+    parser = flags.parser_of(version)
+    remarks: list[Remark] = []
+    argv, off = _with_file(command.flags, remarks)
+    argv = _without_ambiguous(argv, version, remarks)
+    unknown: list[str] = []
+
+    def parse(words: Sequence[str]) -> Any:
+        namespace, left = parser.parse_known_args(list(words))
+        unknown[:] = left
+        return namespace, left
+
+    try:
+        values = given_by(parser, parse, argv)
+    except flags.FlagError as error:
+        return {}, [*remarks, Remark("error", error.what, error.mend)]
+    remarks += _unknown(unknown, version, foreign=command.module == "dynamo.sglang")
+    by_field: dict[str, list[flags.Flag]] = {}
+    for flag in flags.of(version):
+        by_field.setdefault(flag.field, []).append(flag)
+    typed = _typed(argv, version)
+    remarks += _retired(typed, version)
+    given = dict(off)
+    for name, value in values.items():
+        given[name] = _value(name, value, by_field[name], remarks)
+    return {name: value for name, value in given.items() if value is not None}, remarks
+
+
+def _with_file(argv: Sequence[str], remarks: list[Remark]) -> tuple[list[str], dict[str, Any]]:
+    """Merge a `--config` file into a command line, as SGLang does; and what it switches off."""
+    words = list(argv)
+    if "--config" not in words or words.index("--config") + 1 >= len(words):
+        return words, {}
+    at = words.index("--config")
+    file = Path(words[at + 1])
+    try:
+        import yaml
+
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except ImportError:
+        remarks.append(Remark("note", f"--config {file} is not read: PyYAML is not installed here."))
+        return words, {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        remarks.append(Remark("error", f"--config {file} cannot be read: {error}.", "Give a YAML file."))
+        return words, {}
+    merged: list[str] = []
+    off = {}
+    for key, value in content.items():
+        if value is False:
+            off[str(key).replace("-", "_")] = False
+        elif value is True:
+            merged.append(f"--{key}")
+        elif isinstance(value, list):
+            merged += [f"--{key}", *map(str, value)]
+        else:
+            merged += [f"--{key}", str(value)]
+    return merged + words[:at] + words[at + 2 :], off
+
+
+def _without_ambiguous(argv: Sequence[str], version: str, remarks: list[Remark]) -> list[str]:
+    """Take out flags that are the start of several others, and say of gone ones how this version reads them.
+
+    A flag that is gone may be the start of a new one: then SGLang takes it for that one, without a word.
+    """
+    options = {option for flag in flags.of(version) for option in flag.options}
+    kept: list[str] = []
+    skip = False
+    for word in argv:
+        option = word.partition("=")[0]
+        if skip and not word.startswith("--"):
+            skip = False
+            continue
+        skip = False
+        matching = sorted(one for one in options if one.startswith(option))
+        if not option.startswith("--") or option in options or not matching:
+            kept.append(word)
+            continue
+        elsewhere = list(flags.with_option(option))
+        gone = f"; the flag itself exists {flags.stretches(elsewhere)}" if elsewhere else ""
+        if len(matching) > 1:
+            what = f"{option} is the start of several flags of SGLang {version}, {', '.join(matching)}{gone}."
+            remarks.append(Remark("error", what, _instead(option, version) if elsewhere else "Write it out."))
+            skip = "=" not in word and (not elsewhere or elsewhere[-1].kind == "value")
+            continue
+        if elsewhere:
+            what = f"SGLang {version} reads {option} as {matching[0]}{gone}."
+            remarks.append(Remark("warning", what, f"Write {matching[0]}."))
+        kept.append(word)
+    return kept
+
+
+def _unknown(words: Sequence[str], version: str, foreign: bool) -> Iterator[Remark]:
+    """Say of each flag that the version does not have what became of it."""
+    options = sorted({option for flag in flags.of(version) for option in flag.options})
+    behind_unknown = False
+    for word in words:
+        option = word.partition("=")[0]
+        if not option.startswith("--"):
+            if not behind_unknown:
+                mend = "Quote it with its flag, or take it out."
+                yield Remark("error", f"{word!r} belongs to no flag of SGLang {version}.", mend)
+            continue
+        behind_unknown = True
+        elsewhere = list(flags.with_option(option))
+        if option in flags.FORK_FLAGS:
+            what = f"{option} exists in no SGLang wheel; it is of {flags.FORK_FLAGS[option]}."
+            yield Remark("error", what, "Take it out, or use that fork.")
+        elif elsewhere:
+            where = f"{option} is not a flag of SGLang {version}; it exists {flags.stretches(elsewhere)}."
+            yield Remark("error", where, _instead(option, version))
+        elif option in flags.RENAMED:
+            what = f"{option} is not a flag of SGLang {version}, nor of any from {flags.versions()[0]} on."
+            yield Remark("error", what, _instead(option, version))
+        elif foreign:
+            yield Remark("note", f"{option} is not a flag of SGLang {version}; it may be one of Dynamo's own.")
+        else:
+            what = f"{option} is not a flag of SGLang {version}, nor of any other from {flags.versions()[0]} on."
+            yield Remark("error", what, did_you_mean(option, options) if options else "")
+
+
+def _instead(option: str, version: str) -> str:
+    here = {spelling for flag in flags.of(version) for spelling in flag.options}
+    new = next((flag.new for flag in flags.with_option(option) if flag.new), None) or flags.RENAMED.get(option)
+    if new is not None and (new.split()[0].partition("=")[0] in here or not new.startswith("--")):
+        return f"Use {new}."
+    old = [before for before, after in flags.RENAMED.items() if after.split()[0] == option and before in here]
+    return f"In {version} it is called {old[0]}." if old else "Take it out, or install a version that has it."
+
+
+def _typed(argv: Sequence[str], version: str) -> list[flags.Flag]:
+    """The flags of a version that are on a command line, by their spelling or the start of it."""
+    here = flags.of(version)
+    spelled = {option: flag for flag in here for option in flag.options}
+    found = []
+    for word in argv:
+        option = word.partition("=")[0]
+        if not option.startswith("--"):
+            continue
+        if option in spelled:
+            found.append(spelled[option])
+        else:
+            matching = [flag for name, flag in spelled.items() if name.startswith(option)]
+            if len({id(flag) for flag in matching}) == 1:
+                found.append(matching[0])
+    return found
+
+
+def _retired(typed: Sequence[flags.Flag], version: str) -> Iterator[Remark]:
+    for flag in typed:
+        if flag.gone:
+            yield Remark("error", f"SGLang {version} refuses {flag.options[0]}: {flag.gone}", "Take it out.")
+        elif flag.new:
+            what = f"{flag.options[0]} is on its way out in SGLang {version}."
+            yield Remark("note", what, f"Use {flag.new}.")
+
+
+def _value(name: str, value: Any, meant: Sequence[flags.Flag], remarks: list[Remark]) -> Any:
+    """A value as SGLang would have it; None for one that only a shell can tell."""
+    if isinstance(value, str) and value.startswith("$"):
+        remarks.append(Remark("note", f"{meant[0].options[0]} {value} is a variable of the shell: not judged."))
+        return None
+    flag = next((one for one in meant if one.kind in ("value", "append")), meant[0])
+    values = value if isinstance(value, list) else [value]
+    for one in values:
+        if isinstance(one, str) and one in flags.FORK_VALUES:
+            what = f"{flag.options[0]} {one} exists in no SGLang wheel; it is of {flags.FORK_VALUES[one]}."
+            remarks.append(Remark("error", what, f"Choose one of: {', '.join(flag.choices or ())}."))
+        elif isinstance(one, str) and flag.choices is not None and one not in flag.choices:
+            what = f"{flag.options[0]} {one} is not a value that this SGLang takes."
+            remarks.append(Remark("error", what, f"Choose one of: {', '.join(flag.choices)}."))
+    if flag.type is None or not isinstance(value, str):
+        return value
+    try:
+        return int(value) if flag.type == "int" else float(value)
+    except ValueError:
+        what = f"{flag.options[0]} {value} is no number."
+        remarks.append(Remark("error", what, f"Give {'a whole' if flag.type == 'int' else 'a'} number."))
+        return None
+
+
+# --- profile and plugins -------------------------------------------------------------------------------------
+
+
+def _apply(command: Command, found: Judgement, env: Environment, in_force: Profile | None) -> None:
+    """Let the profile and the plugins go to work on what was given."""
+    try:
+        take_from_profile({} if in_force is None else in_force.defaults)
+        settings = read(HostSettings)
+        complete = dict(found.given)
+        added: dict[str, tuple[str, Any]] = {}
+        if in_force is not None:
+            found.profile = in_force.name
+            extra = in_force.arguments_for(Launch(env, complete))
+            added = {name: (f"profile {in_force.name}", value) for name, value in extra.items()}
+            complete |= extra
+        manager = PluginManager()
+        manager.load([name for name in settings.plugins if name in PluginManager.known()])
+        for name in settings.plugins:
+            if name not in PluginManager.known():
+                what = f"GLM5_PLUGINS names an unknown plugin {name!r}."
+                found.remarks.append(Remark("error", what, did_you_mean(name, PluginManager.known())))
+        added |= _of_plugins(manager, env, complete, found)
+        complete |= {name: value for name, (_, value) in added.items()}
+        launch = Launch(env, complete)
+        fitting = [in_force] if in_force is not None else [one for one in profiles.bundled() if one.fits(launch)]
+        _rules(fitting, launch, found)
+        if in_force is not None:
+            wanted = in_force.variables_for(Launch(env, complete))
+            found.variables = {k: v for k, v in wanted.items() if k not in command.environment}
+        extra_words = _spell(added, found)
+        found.command = _whole(command, found, extra_words)
+    finally:
+        take_from_profile({})
+
+
+def _of_plugins(
+    manager: PluginManager, env: Environment, complete: Mapping[str, Any], found: Judgement
+) -> dict[str, tuple[str, Any]]:
+    refused = False
+    for plugin in manager:
+        if not manager.implements("glm5_server_args", plugin):
+            continue
+        alone = PluginManager()
+        alone.load([plugin.name])
+        try:
+            alone.server_args(env, complete)
+            outcome = alone.outcome(alone.plugins[0], env)
+        except Glm5Error as error:
+            refused = True
+            found.remarks.append(Remark("error", error.what, error.mend))
+            found.outcomes[plugin.name] = "refused"
+            continue
+        found.outcomes[plugin.name] = "applied" if outcome is None else f"{outcome.verdict.value}: {outcome.reason}"
+    if refused:
+        return {}
+    try:
+        return {name: (plugin.name, value) for name, (plugin, value) in manager.server_args(env, complete).items()}
+    except Glm5Error as error:
+        found.remarks.append(Remark("error", error.what, error.mend))
+        return {}
+
+
+def _rules(fitting: Sequence[Profile], launch: Launch, found: Judgement) -> None:
+    """The rules of the profile that was asked for, or of all that are about this model and GPU."""
+    said: dict[tuple[str, str], str] = {}
+    for profile in fitting:
+        decision = decide(profile.table(), launch)
+        for why, mend in decision.warnings:
+            said.setdefault((why, mend), "warning")
+        if decision.does is Does.REFUSE:
+            said[decision.why, decision.mend] = "error"
+    for (why, mend), level in said.items():
+        found.remarks.append(Remark("error" if level == "error" else "warning", f"{why}.", mend))
+    found.rules_of = [profile.name for profile in fitting]
+
+
+def _spell(added: Mapping[str, tuple[str, Any]], found: Judgement) -> list[str]:
+    from glm5_plugins import arguments
+
+    parser = flags.parser_of(found.version)
+    words: list[str] = []
+    for name, (who, value) in added.items():
+        try:
+            spelled = arguments.flags(parser, {name: value})
+        except Glm5Error as error:
+            found.remarks.append(Remark("error", f"{who}: {error.what}", error.mend))
+            continue
+        if spelled:
+            found.added.append((who, shlex.join(spelled)))
+            words += spelled
+    return words
+
+
+def _whole(command: Command, found: Judgement, extra: Sequence[str]) -> str:
+    """The command with everything that would be added."""
+    front = [word for word in command.front if word != "--"] or ("python", "-m", "sglang.launch_server")
+    # In front of a container's command they would be set outside of it: they go behind -e, by a person.
+    variables = {} if command.in_container else found.variables
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    for word in front:
+        name, is_set, value = word.partition("=")
+        words.append(f"{name}={_quote(value)}" if is_set and name.isidentifier() else _quote(word))
+    return " ".join([*words, *map(_quote, [*command.flags, *extra])])
+
+
+def _quote(word: str) -> str:
+    """Quote for a shell, but leave its variables to it."""
+    return word if re.fullmatch(r"[\w@%+=:,./$-]+", word) else shlex.quote(word)
+
+
+@contextlib.contextmanager
+def _variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """The variables in front of the command count as set, as far as this layer reads them."""
+    ours = {name: value for name, value in environment.items() if name.startswith("GLM5_")}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,234 @@
+"""`glm5-plugins check`, `profiles` and `launch`, as commands, on a machine without SGLang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glm5_plugins import checking, flags
+from glm5_plugins.checking import Judgement, judge
+from glm5_plugins.command import read
+from tests.unit.choosing.conftest import VERSIONS
+from tests.unit.choosing.test_command import DOCKER, MODEL_CARD
+
+
+def check(*words: str, sglang: str = "0.5.23", arch: str | None = "sm120", **more: Any) -> Judgement:
+    return judge(read(["sglang", "serve", "--model-path", "X", *words]), sglang, arch, **more)
+
+
+def errors(found: Judgement) -> list[tuple[str, str]]:
+    return [(remark.what, remark.mend) for remark in found.remarks if remark.level == "error"]
+
+
+def test_the_table_has_every_version() -> None:
+    assert set(VERSIONS) <= set(flags.versions())
+    assert all(len(flags.of(version)) > 300 for version in flags.versions())
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("0.5.12+cu130", "0.5.12"),
+        ("0.5.10.post1", "0.5.10.post1"),
+        ("0.5.10.post2", "0.5.10.post1"),
+        ("0.0.0.dev1+gbfefdc52d", "0.5.23"),
+        ("0.5.99", "0.5.23"),
+        ("0.4.1", "0.5.8"),
+        ("main", "0.5.23"),
+        (None, "0.5.23"),
+    ],
+)
+def test_a_version_that_is_not_in_the_table(asked: str | None, found: str) -> None:
+    """Case 10."""
+    assert flags.nearest(asked) == found
+
+
+def test_what_the_command_gives_by_field() -> None:
+    """Case 15."""
+    found = check("--tp=8", "--speculative-algo", "NEXTN", "--json-model-override-args", '{"a b": 1}')
+    assert found.given == {
+        "model_path": "X",
+        "tp_size": 8,
+        "speculative_algorithm": "NEXTN",
+        "json_model_override_args": '{"a b": 1}',
+    }
+    assert found.sound
+
+
+def test_a_config_file_counts_as_typed(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "server.yaml").write_text("tp-size: 8\nenable-mscclpp: false\nmodel-path: Y\n")
+    found = check("--config", str(tmp_path / "server.yaml"))
+    assert found.given == {"tp_size": 8, "enable_mscclpp": False, "model_path": "X"}
+
+
+@pytest.mark.parametrize(
+    ("sglang", "words", "what", "mend"),
+    [
+        ("0.5.23", ["--nsa-prefill-backend", "trtllm"], "it exists from 0.5.8 to 0.5.19", "Use --dsa-prefill-backend."),
+        ("0.5.9", ["--dsa-prefill-backend", "trtllm"], "it exists from 0.5.13", "it is called --nsa-prefill-backend"),
+        ("0.5.23", ["--disable-piecewise-cuda-graph"], "it exists from 0.5.10 to 0.5.19", "prefill=disabled."),
+        ("0.5.23", ["--cuda-graph-max-bs", "8"], "is the start of several flags", "Use --cuda-graph-max-bs-decode."),
+        ("0.5.23", ["--enable-flashinfer-autotune"], "nor of any from 0.5.8 on", "it is on unless"),
+        ("0.5.23", ["--enable-msclpp"], "nor of any other", "Did you mean '--enable-mscclpp'?"),
+        ("0.5.23", ["--fp4-gemm-backend", "b12x"], "exists in no SGLang wheel", "Choose one of: auto, "),
+        ("0.5.23", ["--moe-runner-backend=b12x"], "exists in no SGLang wheel", "Choose one of: "),
+        ("0.5.23", ["--fp4-gemm-backend", "cutlass"], "cutlass is not a value that this SGLang takes", "Choose one"),
+        ("0.5.23", ["--enable-pcie-oneshot-allreduce"], "exists in no SGLang wheel", "Take it out"),
+        ("0.5.23", ["--tp", "eight"], "--tp-size eight is no number", "Give a whole number."),
+        ("0.5.23", ["--tp"], "expected one argument", "Correct that flag."),
+        ("0.5.23", ["stray"], "'stray' belongs to no flag", "Quote it"),
+        ("0.5.23", ["--cuda-graph-backend-prefill", "tc_piecewise"], "is not a value", "Choose one of: "),
+    ],
+)
+def test_a_flag_that_the_version_does_not_take(sglang: str, words: list[str], what: str, mend: str) -> None:
+    found = [pair for pair in errors(check(*words, sglang=sglang)) if what in pair[0]]
+    assert found
+    assert mend in found[0][1]
+
+
+def test_a_gone_flag_that_is_the_start_of_another_is_warned_of() -> None:
+    """SGLang itself takes the start of a flag for the flag, whatever it meant once."""
+    options = {option for flag in flags.of("0.5.23") for option in flag.options}
+    gone = {
+        option
+        for version in flags.versions()
+        for flag in flags.of(version)
+        for option in flag.options
+        if option.startswith("--") and option not in options
+    }
+    taken = [one for one in gone if len([option for option in options if option.startswith(one)]) == 1]
+    for option in taken:
+        assert any("SGLang 0.5.23 reads" in remark.what for remark in check(option, "1").remarks), option
+
+
+def test_variables_of_the_shell_are_not_judged() -> None:
+    found = judge(read([DOCKER]), None, "sm100")
+    assert found.sound
+    assert found.version == "0.5.10.post1"
+    assert any(r.what.startswith("--port $PORT is a variable of the shell") for r in found.remarks)
+
+
+def test_the_rules_of_the_models_own_profiles() -> None:
+    """Case 18, recognised by the model's name."""
+    found = judge(read([MODEL_CARD.replace("bf16", "fp8_e4m3")]), "0.5.12", "sm120")
+    assert found.rules_of == ["glm5-nvfp4-8x-rtx-pro-6000"]
+    assert any("one token and then garbage" in remark.what for remark in found.remarks)
+    assert judge(read([MODEL_CARD]), "0.5.12", "sm120").remarks == []
+
+
+def test_what_a_profile_would_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = check("--tp", "4", sglang="0.5.9", arch=None, profile="glm5-nvfp4-mtp-8x-rtx-pro-6000")
+    assert found.architecture == "sm120"
+    added = [flag for _, flag in found.added]
+    assert "--kv-cache-dtype bf16" in added
+    assert "--cuda-graph-max-bs 8" in added
+    assert not any(flag.startswith("--tensor-parallel-size") for flag in added)
+    assert found.variables["SGLANG_ENABLE_SPEC_V2"] == "True"
+    assert found.outcomes["moe_runner"].startswith("applied: ")
+    assert "--fp4-gemm-backend flashinfer_cudnn" in added
+
+
+def test_what_plugins_would_add_and_refuse() -> None:
+    """Case 9, and each plugin is asked though another refuses."""
+    words = ["GLM5_PLUGINS=ep,mscclpp", "GLM5_EP_SIZE=2", "sglang", "serve", "--model", "X", "--tp", "8"]
+    found = judge(read([*words, "--moe-runner-backend", "flashinfer_cutlass"]), "0.5.12", "sm120")
+    assert "not 2" in errors(found)[0][0]
+    assert found.outcomes["mscclpp"].startswith("applied: MSCCL++")
+    assert "GLM5_EP_SIZE" not in os.environ
+
+
+def test_an_unknown_plugin_in_the_command() -> None:
+    found = judge(read(["GLM5_PLUGINS=epp sglang serve --model X"]), "0.5.12", None)
+    assert errors(found) == [("GLM5_PLUGINS names an unknown plugin 'epp'.", "Did you mean 'ep'?")]
+
+
+def test_the_whole_command_can_be_pasted() -> None:
+    found = judge(read(["A='b c' python -m sglang.launch_server --model X --port $PORT"]), "0.5.23", "sm120")
+    assert found.command == "A='b c' python -m sglang.launch_server --model X --port $PORT"
+
+
+def test_every_capability_is_a_choice_of_the_command() -> None:
+    from glm5_plugins.cli import ARCHITECTURES
+
+    assert tuple(checking.CAPABILITIES) == ARCHITECTURES
+
+
+# --- the command itself --------------------------------------------------------------------------------------
+
+
+def cli(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "glm5_plugins.cli", *words],
+        env={**{k: v for k, v in os.environ.items() if not k.startswith("GLM5_")}, **(env or {})},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--", "sglang", "serve", "--model", "X", "--tp=8"], 0),
+        (["--", "sglang", "serve", "--model", "X", "--tpp=8"], 1),
+        (["sglang serve --model X"], 0),
+        (["--sglang", "0.5.9", "--", "--model", "X", "--dsa-prefill-backend", "trtllm"], 1),
+        (["--profile", "none.toml", "--", "--model", "X"], 1),
+        (["--", "vllm", "serve"], 1),
+    ],
+)
+def test_exit_status_and_json(words: Sequence[str], status: int) -> None:
+    plain = cli("check", *words)
+    assert plain.returncode == status, plain.stderr
+    if plain.stdout:
+        document = json.loads(cli("check", "--json", *words).stdout)
+        assert document["sound"] == (status == 0)
+
+
+def test_a_pasted_command_from_standard_input() -> None:
+    done = cli("check", "--arch", "sm120", "--sglang", "0.5.12", stdin=MODEL_CARD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Nothing here stops the launch." in done.stdout
+
+
+def test_profiles_and_explain() -> None:
+    assert "glm5-nvfp4-8x-rtx-pro-6000" in cli("profiles").stdout
+    assert {one["name"] for one in json.loads(cli("profiles", "--json").stdout)} >= {"glm5.2-nvfp4-8x-rtx-pro-6000"}
+    assert "SGLANG_ENABLE_SPEC_V2  True" in cli("explain", "glm5-nvfp4-mtp-8x-rtx-pro-6000").stdout
+    wrong = cli("explain", "glm5-nvfp4-8x-rtx-pro")
+    assert (wrong.returncode, "Did you mean 'glm5-nvfp4-8x-rtx-pro-6000'?" in wrong.stderr) == (2, True)
+
+
+def test_launch_prints_the_command_it_stands_for() -> None:
+    done = cli("launch", "--profile", "glm5-nvfp4-b200-tp8", "--print", "--", "--port", "30000", "--tp", "4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("python -m sglang.launch_server --port 30000 --tp 4 ")
+    assert "--flashinfer-allreduce-fusion-backend auto" in done.stdout
+    assert cli("check", "--arch", "sm100", "--", *done.stdout.split()).returncode == 0
+
+
+def test_launch_runs_what_was_typed_with_the_profile_in_force(tmp_path: Path) -> None:
+    """The program is stood in for; it sees the profile's variables and the flags as typed."""
+    program = tmp_path / "sglang"
+    program.write_text('#!/bin/sh\necho "$GLM5_PROFILE $OMP_NUM_THREADS $A" "$@"\n')
+    program.chmod(0o755)
+    words = ["A=1", str(program), "serve", "--model", "X Y"]
+    done = cli("launch", "--profile", "glm5-nvfp4-8x-rtx-pro-6000", "--", *words, env={"OMP_NUM_THREADS": "3"})
+    assert done.stdout == "glm5-nvfp4-8x-rtx-pro-6000 3 1 serve --model X Y\n"
+
+
+def test_launch_refuses_before_it_starts_anything(tmp_path: Path) -> None:
+    done = cli(
+        "launch", "--profile", "glm5-nvfp4-8x-rtx-pro-6000", "--", "false", "-m", "sglang.launch_server", "--tpp"
+    )
+    assert done.returncode == 1
+    assert "--tpp is not a flag of SGLang" in done.stderr
