@@ -58,15 +58,21 @@ class Rank:
     """A running rank."""
 
     process: subprocess.Popen[str]
+    errors: Path
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return self.errors.read_text()
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def finish(self, timeout: float = 90) -> Result:
+    def finish(self, timeout: float = 180) -> Result:
         """Wait for the end, and return what it printed."""
-        out, err = self.process.communicate(timeout=timeout)
-        return Result(self.process.returncode, out, err)
+        out, _ = self.process.communicate(timeout=timeout)
+        return Result(self.process.returncode, out, self.said)
 
 
 @dataclass(frozen=True)
@@ -129,17 +135,14 @@ class Node:
     def go_on(self) -> None:
         (self.folder / "hold").unlink()
 
-    def start(self, module: Sequence[str] = TINY, *, timeout: float = 60, **env: str) -> Rank:
+    def start(self, module: Sequence[str] = TINY, *, timeout: float = 180, **env: str) -> Rank:
         command = [sys.executable, "-m", "tests.warmup.rank", "--timeout", str(timeout), *module]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**self.env, **env},
-            cwd=ROOT,
-        )
-        self.ranks.append(Rank(process))
+        errors = self.folder / f"rank{len(self.ranks)}.log"
+        with errors.open("w") as file:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=file, text=True, env={**self.env, **env}, cwd=ROOT
+            )
+        self.ranks.append(Rank(process, errors))
         return self.ranks[-1]
 
     def run(self, module: Sequence[str] = TINY, **options: Any) -> Result:
@@ -157,7 +160,7 @@ class Node:
         return found
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 180) -> Any:
     """Wait until `what` answers with something, and return it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -214,9 +217,8 @@ def end(node: Node) -> None:
     for rank in node.ranks:
         if rank.process.poll() is None:
             rank.process.kill()
-        for stream in (rank.process.stdout, rank.process.stderr):
-            if stream is not None:
-                stream.close()
+        if rank.process.stdout is not None:
+            rank.process.stdout.close()
         rank.process.wait()
     for pid in node.leftovers():
         with suppress(ProcessLookupError):

@@ -174,7 +174,7 @@ def is_whole(path: Path) -> bool:
     except OSError:
         return False
     kind, offset, length = struct.unpack_from("<4xI16xQQ", section)
-    return kind == 3 and offset + length <= size  # the names of the sections: SHT_STRTAB
+    return bool(kind == 3 and offset + length <= size)  # the names of the sections: SHT_STRTAB
 
 
 def arch_list() -> str:
