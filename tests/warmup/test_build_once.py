@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.warmup.conftest import Node, make_node, wait_for
+from glm5_plugins.warmup.toolkit import Toolkit
+from tests.warmup.conftest import TINY_CUDA, Node, end, make_node, wait_for
 
 
 def truncate(path: Path) -> None:
@@ -18,7 +19,11 @@ def truncate(path: Path) -> None:
 
 
 def test_four_ranks_at_once_compile_once_and_load_the_same_file(node: Node) -> None:
-    answers = [rank.finish().answer for rank in [node.start() for _ in range(4)]]
+    node.hold()
+    ranks = [node.start() for _ in range(4)]
+    wait_for(lambda: sum("waits for process" in rank.said for rank in ranks) == 3)
+    node.go_on()
+    answers = [rank.finish().answer for rank in ranks]
     assert node.compiles() == 1
     assert [answer["how"] for answer in answers].count("built here") == 1
     assert {tuple(answer["mapped"]) for answer in answers} == {(str(node.library()),)}
@@ -201,3 +206,18 @@ def test_a_compiler_error_is_everybodys_after_one_try(node: Node) -> None:
     assert "error: expected" in errors[0][0]
     log = Path(errors[0][1].removeprefix("  The whole output is in ").rstrip("."))
     assert "tiny.cpp:1" in log.read_text()
+
+
+def test_wheels_alone_are_a_toolkit(tmp_path: Path) -> None:
+    """Their nvcc, headers and runtime compile, link and load a CUDA module, with nothing of the machine's toolkit."""
+    home = next((home for home in Toolkit.here().wheels if (home / "bin/nvcc").is_file()), None)
+    if home is None:
+        pytest.skip("no wheel with an nvcc is installed: nvidia-cuda-nvcc and the rest")
+    node = make_node(tmp_path, tmp_path / "cache", home)
+    try:
+        assert node.run(TINY_CUDA).answer["how"] == "built here"
+    finally:
+        end(node)
+    commands = (node.folder / "compiles").read_text()
+    assert f"-isystem {home}/include" in commands
+    assert "/usr/local" not in commands
