@@ -1,47 +1,77 @@
-"""SGLang's piecewise prefill graph is compiled with `fullgraph=False`, so that graph breaks are allowed.
+"""SGLang's prefill graph does without `fullgraph`: a model that torch.compile cannot trace whole still answers right.
 
-On a CUDA device this is refused: capture across graph breaks was measured on an H200 with SGLang 0.5.11 to crash
-(illegal memory access) or, worse, to answer with wrong tokens. What works there is to have no break: `fp4_custom_op`,
-or SGLang's own breakable prefill graph.
+`GLM5_NO_FULLGRAPH_MODE` says how. `breakable` asks for SGLang's own breakable prefill graph, which needs no Dynamo
+(0.5.11-0.5.21). `compile` lets SGLang compile the model with graph breaks; what has a break in it is not captured, so
+it answers as without a graph and is not faster: `fp4_custom_op`, which takes the breaks away, is. `auto`, the default,
+is `breakable` where SGLang has it for the model, and `compile` elsewhere.
+
+Shown on CPU with the compilation code of SGLang 0.5.9, 0.5.12 and 0.5.19 (`tests/prefill`), CUDA graphs being stood in
+for; `tests/gpu/prefill_server.py` is what shows it on a GPU.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any, Literal
 
-from glm5_plugins import Environment, Patch, hookimpl
+from glm5_plugins.settings.model import read
+
+from glm5_plugins import Environment, Outcome, Patch, PluginSettings, Verdict, hookimpl
 from glm5_plugins.environment import Place, Window
+from glm5_plugins.prefill import checking
+from glm5_plugins.prefill.asking import BREAKABLE_RULES, COMPILE_RULES, prefill_runner
+from glm5_plugins.prefill.compiling import COMPILATIONS, Compilation
+from glm5_plugins.rules import Choice, Launch, decide
 
 _WINDOW = "sglang>=0.5.8,<0.5.22"
 _COMPILING_RUNNERS = (
     "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner",  # up to 0.5.13
     "sglang.srt.model_executor.runner_backend.utils:TcPiecewiseCudaGraphBackend",  # 0.5.14-0.5.21
 )
+_BETTER = (
+    "prefill is no faster than without a graph; use fp4_custom_op where FlashInfer's FP4 calls make the breaks "
+    "(0.4-0.7 of the time without a graph on an H200), or the breakable graph (from SGLang 0.5.11)"
+)
 
 
-def _allow_breaks(original: Callable[..., Any]) -> Callable[..., Any]:
+class Options(PluginSettings, plugin="no_fullgraph"):
+    """How the prefill graph does without `fullgraph`."""
+
+    mode: Literal["auto", "breakable", "compile"] = "auto"
+    """`breakable`: SGLang's own breakable graph; `compile`: torch.compile with breaks; `auto`: the first that works."""
+    check: bool = True
+    """Before serving, run prompts through the compiled model and the model as written; stop if tokens differ."""
+    tolerance: float | None = None
+    """How far any logit may be off in that check; unset: any, as long as the most likely tokens are the same."""
+
+
+_choice = Choice("no_fullgraph")
+_found: list[Outcome] = []
+
+
+@hookimpl
+def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Ask for the breakable graph where it is to be had."""
+    rules = COMPILE_RULES if read(Options).mode == "compile" else BREAKABLE_RULES[read(Options).mode]
+    return _choice.make(decide(rules, Launch(env, given)))
+
+
+def _compile_whole_or_in_parts(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def install_torch_compiled(*args: Any, **kwargs: Any) -> Any:
-        # Up to 0.5.13 the caller passes fullgraph=True, later it leaves it out: a changed default would not do.
-        return original(*args, **{**kwargs, "fullgraph": False})
+    def install_torch_compiled(module: Any, **arguments: Any) -> Any:
+        compilation = Compilation(original, module, arguments)
+        COMPILATIONS.append(compilation)
+        return compilation.start()
 
     return install_torch_compiled
 
 
-def _where_it_corrupts(env: Environment) -> str | None:
-    if env.cuda_devices == 0:
-        return None
-    return (
-        "with a CUDA device, graphs captured across breaks crash or give wrong tokens (SGLang 0.5.11, H200); "
-        "use the breakable prefill graph: --enable-breakable-cuda-graph on 0.5.11-0.5.13, "
-        "--cuda-graph-backend-prefill breakable from 0.5.14"
-    )
-
-
 def _why_not_needed(env: Environment) -> str | None:
     """Decide by symbols where the version cannot: builds from source, and forks."""
+    if read(Options).mode == "breakable":
+        return "GLM5_NO_FULLGRAPH_MODE=breakable: SGLang's breakable prefill graph is made without torch.compile"
     if env.place(Window.parse(_WINDOW)) is not Place.UNKNOWN:
         return None
     from glm5_plugins import source
@@ -53,16 +83,57 @@ def _why_not_needed(env: Environment) -> str | None:
 
 @hookimpl
 def glm5_patches() -> Iterator[Patch]:
-    """Force the argument at the one function that all versions go through."""
+    """Take over at the one function that all versions go through."""
     yield Patch(
         target="sglang.srt.compilation.compile:install_torch_compiled",
-        using=_allow_breaks,
-        reason="graph breaks are allowed; SGLang compiles with fullgraph=True",
+        using=_compile_whole_or_in_parts,
+        reason="a model is compiled whole where Dynamo can, else in parts that are not captured",
         requires=_WINDOW,
         ends="the prefill graph is no longer compiled by torch.compile (from 0.5.22), so nothing asks for fullgraph",
-        needs=("fullgraph",),
+        needs=("fullgraph", "backend_factory", "compile_config", "graph_pool"),
         unless=_why_not_needed,
-        refuse=_where_it_corrupts,
         upstream="https://github.com/sgl-project/sglang/pull/10062",
         fate="delete when the oldest supported SGLang is 0.5.22",
     )
+
+
+@hookimpl(wrapper=True)
+def glm5_graph_capture(model_runner: Any, kind: str) -> Generator[None, Any, Any]:
+    """See what became of the prefill graph, and check its answers before anything is served."""
+    if kind != "prefill":
+        return (yield)
+    known, free = len(COMPILATIONS), _free_memory()
+    result = yield
+    memory = f", {(free - _free_memory()) / 2**30:.2f} GiB of device memory" if free else ""
+    made = [_judge(model_runner, result[0], one, memory) for one in COMPILATIONS[known:]]
+    _found.extend(made or [Outcome(Verdict.NOT_APPLICABLE, "SGLang compiled no model for a prefill graph here")])
+    return result
+
+
+def _judge(model_runner: Any, result: Any, compilation: Compilation, memory: str) -> Outcome:
+    said = compilation.describe() + memory
+    if not any(graph.captured()[0] for graph in compilation.graphs):
+        said += f"; {_BETTER}"
+    options = read(Options)
+    if not options.check:
+        return Outcome(Verdict.APPLIED, f"{said}; unchecked (GLM5_NO_FULLGRAPH_CHECK is off)")
+    runner = prefill_runner(model_runner, result)
+    sizes = compilation.arguments["compile_config"].get_capture_sizes()
+    finding = checking.check(model_runner, runner, compilation, sizes, options.tolerance)
+    if finding.wrong:
+        mend = "Use GLM5_NO_FULLGRAPH_MODE=breakable, or start without the prefill graph; please report it."
+        return Outcome(Verdict.FAILED, f"wrong answers: {finding.text} ({said})", mend)
+    return Outcome(Verdict.APPLIED, f"{said}; {'checked' if finding.ran else 'NOT checked'}: {finding.text}")
+
+
+def _free_memory() -> int:
+    """Bytes free on the device, 0 without one."""
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.mem_get_info()[0]) if torch is not None and torch.cuda.is_available() else 0
+
+
+@hookimpl
+def glm5_outcome(env: Environment) -> Outcome | None:
+    """In the main process what was asked for; in a scheduler what came of it."""
+    order = (Verdict.FAILED, Verdict.APPLIED, Verdict.NOT_APPLICABLE)
+    return min(_found, key=lambda outcome: order.index(outcome.verdict), default=_choice.outcome)

@@ -19,11 +19,13 @@ class Checkpoint:
         architecture: The model class, such as `GlmMoeDsaForCausalLM`.
         experts: The number of routed experts.
         quantization: The algorithm, such as `NVFP4`.
+        mla: Whether attention is multi-head latent attention, sparse or not.
     """
 
     architecture: str | None = None
     experts: int | None = None
     quantization: str | None = None
+    mla: bool = False
 
     @classmethod
     def of(cls, model_path: Any) -> Checkpoint:
@@ -36,7 +38,8 @@ class Checkpoint:
         experts = next((inner[name] for name in _EXPERTS if isinstance(inner.get(name), int)), None)
         names = config.get("architectures")
         architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
-        return cls(architecture, experts, _quantization(Path(model_path), config))
+        mla = bool(inner.get("kv_lora_rank"))
+        return cls(architecture, experts, _quantization(Path(model_path), config), mla)
 
 
 def _quantization(folder: Path, config: dict[str, Any]) -> str | None:

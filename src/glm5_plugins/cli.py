@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     command("profiles", _profiles, "List the profiles: launches that people really run.")
     command("doctor", _doctor, "Check this installation and the variables set; status 1 if something is wrong.")
     command("env", _env, "List all GLM5_* variables, their values and where those come from.")
+    command("trace", _trace, "Try whether torch.compile can trace the FP4 path here, without plugins and with them.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
     from glm5_plugins.warmup import command as warmup
@@ -318,6 +319,48 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if diagnosis.healthy and diagnosis.plugins:
         print("\nEvery requested plugin would be in force.")
     return FINE if diagnosis.healthy else NOT_IN_FORCE
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from glm5_plugins import doctor, trace
+    from glm5_plugins.environment import Environment
+
+    requested, env = doctor.requested(), Environment()
+    versions = {name: env.version_text(name) for name in ("sglang", "flashinfer-python", "torch")}
+    tried = []
+    if not arguments.json:
+        print(f"{', '.join(f'{name} {version}' for name, version in versions.items())}; on the CPU, as for SM120")
+    for attempt in trace.attempts(requested):
+        tried.append(attempt)
+        if not arguments.json:
+            _print_attempt(attempt)
+    asked = next(one for one in reversed(tried) if list(one.plugins) == list(requested))
+    cure = tried[-1] if tried[-1] is not asked and tried[-1].fine else None
+    if arguments.json:
+        document = {
+            "versions": versions,
+            "traces": asked.fine,
+            "attempts": [dataclasses.asdict(one) for one in tried],
+            "cure": list(cure.plugins) if cure else None,
+        }
+        return _print_json(document, not asked.fine)
+    if cure is not None:
+        print(f"\nCure, as tried: GLM5_PLUGINS={','.join(cure.plugins)}")
+    return FINE if asked.fine else NOT_IN_FORCE
+
+
+def _print_attempt(attempt: Any) -> None:
+    operators = ", ".join(attempt.operators)
+    said = {
+        "traces": f"traces as one graph, with {operators}",
+        "breaks": "traces as several graphs, with the FP4 call between them",
+        "stops": f"Dynamo stops: {attempt.error}",
+    }
+    print(f"\nGLM5_PLUGINS={','.join(attempt.plugins)}")
+    _print_table((), [("", said.get(attempt.outcome, f"{attempt.outcome}: {attempt.error}"))])
+    for number, frame in enumerate(attempt.frames, 1):
+        at = "it stops here" if number == len(attempt.frames) else "through"
+        _print_table((), [("", "", at.ljust(13), str(frame))])
 
 
 def _enable(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from glm5_plugins.settings.model import PluginSettings
 
 # Bundled plugins: `glm5_plugins.plugins.<name>`.
-BUNDLED = ("cuda_version", "ep", "fp4_warmup", "moe_autotune", "moe_runner", "mscclpp", "no_fullgraph", "sbo")
+BUNDLED = (
+    "cuda_version",
+    "ep",
+    "fp4_custom_op",
+    "fp4_graph_break",
+    "fp4_warmup",
+    "moe_autotune",
+    "moe_runner",
+    "mscclpp",
+    "no_fullgraph",
+    "piecewise",
+    "sbo",
+)
 
 # Third-party plugins: an entry point of this group names a module or object with hook implementations.
 GROUP = "glm5_plugins"

@@ -78,7 +78,8 @@ class Patch:
         target: `package.module:attribute.path`, such as `sglang.srt.server_args:ServerArgs.from_cli_args`.
         using: For `WRAP` a function from the old object to the new one; for `REPLACE` the new object. For a
             static method, class method or property it deals in the plain function. It may raise
-            `NotApplicable` with the reason why there is nothing to do here.
+            `NotApplicable` with the reason why there is nothing to do here, and it may return the old object
+            if that is the one wanted: another patch of the plugin has put it there.
         reason: Why the change is wanted, in a sentence.
         kind: `WRAP`, or `REPLACE` when the old object is not used; two REPLACE on one target are a conflict.
         requires: Version windows that must all hold, as in `sglang>=0.5.9,<0.5.22`.
@@ -86,7 +87,8 @@ class Patch:
         needs: Names of parameters that the target must have.
         unless: Asked before applying; returns why the patch is not needed here, or None.
         refuse: Asked before applying; returns why the patch must not be applied here, or None.
-        keep: Module attributes, as `module:attribute`, that hold the old object on purpose.
+        keep: Module attributes, as `module:attribute`, that hold the old object on purpose. A module imported
+            later gets it too.
         must_fire_by: A step of the start by whose end the target must have been called; else it is `dead`.
         counter: Returns how often the new object has run, for one that must not be wrapped by a counting
             function (a torch operator); without it the registry counts calls itself, outside traced code.
@@ -182,7 +184,9 @@ class Record:
     _site: Site | None = field(default=None, repr=False)
     _old: Any = field(default=None, repr=False)
     _new: Any = field(default=None, repr=False)
-    _call_off: Callable[[], None] | None = field(default=None, repr=False)
+    _made: Any = field(default=None, repr=False)
+    """What `using` gave, which a counting function may wrap."""
+    _call_off: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     @property
     def fired(self) -> int | None:
@@ -327,8 +331,8 @@ class Registry:
             self._on_bad(record)
         if record.verdict is Verdict.WAITING:
             late = patch.module in sys.modules
-            record._call_off = when_imported(
-                patch.module, lambda module: self._apply(record, module, "late" if late else "early")
+            record._call_off.append(
+                when_imported(patch.module, lambda module: self._apply(record, module, "late" if late else "early"))
             )
         return record
 
@@ -355,7 +359,7 @@ class Registry:
             lacking = missing_parameters(old, patch.needs)
             if lacking:
                 raise Drift(f"{patch.target} no longer takes {', '.join(map(repr, lacking))}")
-            new = patch.using(old) if patch.kind is Kind.WRAP else patch.using
+            new = made = patch.using(old) if patch.kind is Kind.WRAP else patch.using
             if patch.counter is None and inspect.isroutine(old):
                 record.calls = Calls()
                 new = _counted(record.calls, old, new)
@@ -367,12 +371,25 @@ class Registry:
         except Exception as error:
             record.settle(Verdict.FAILED, f"{type(error).__name__}: {error}")
         else:
-            record._site, record._old, record._new = site, old, new
+            record._site, record._old, record._new, record._made = site, old, new, made
             record.when = when
             record.settle(Verdict.APPLIED, patch.reason)
             record.rebound = rebinding.rebind(old, new, patch, _own_modules(patch))
+            self._give_back_kept(record)
         if record.verdict.bad:
             self._on_bad(record)
+
+    def _give_back_kept(self, record: Record) -> None:
+        """Let modules that keep the old object have it also when they import the target after this."""
+        for kept in record.patch.keep:
+            name, _, attribute = kept.partition(":")
+
+            def give_back(module: ModuleType, attribute: str = attribute) -> None:
+                if getattr(module, attribute, None) is record._new:
+                    setattr(module, attribute, record._old)
+
+            if name not in sys.modules:
+                record._call_off.append(when_imported(name, give_back))
 
     def _drifted(self, patch: Patch, drift: Drift) -> str:
         versions = [
@@ -387,9 +404,10 @@ class Registry:
         """
         applied = [record for record in self.records if record.verdict is Verdict.APPLIED]
         own_modules = {module for record in applied for module in _own_modules(record.patch)}
-        ours = [item for record in applied for item in (record, record._new, record._site, record.patch)]
+        ours = [item for record in applied for item in _own_objects(record)]
         search = rebinding.HolderSearch(own_modules, ours)
-        for record, names in zip(applied, search.find([record._old for record in applied]), strict=True):
+        gone = [None if record._old is record._new else record._old for record in applied]
+        for record, names in zip(applied, search.find(gone), strict=True):
             patch = record.patch
             allowed = {*patch.keep, *_bases_that_define(record._site)}
             found = [name for name in names if name not in allowed]
@@ -443,14 +461,13 @@ class Registry:
         self.records.clear()
 
     def _restore(self, record: Record) -> None:
-        if record._call_off is not None:
-            record._call_off()
-            record._call_off = None
+        while record._call_off:
+            record._call_off.pop()()
         if record._site is None:
             return
         record._site.reset()
         rebinding.unbind(record._new, record._old, record.patch)
-        record._site = record._old = record._new = None
+        record._site = record._old = record._new = record._made = None
 
 
 def _bases_that_define(site: Site | None) -> Iterator[str]:
@@ -459,6 +476,11 @@ def _bases_that_define(site: Site | None) -> Iterator[str]:
         for base in site.holder.__mro__:
             if base is not site.holder and site.name in vars(base):
                 yield rebinding.class_attribute(base, site.name)
+
+
+def _own_objects(record: Record) -> tuple[Any, ...]:
+    """What may refer to the old object because the patch is made of it."""
+    return record, record._new, record._made, record._site, record.patch
 
 
 def _own_modules(patch: Patch) -> set[str]:

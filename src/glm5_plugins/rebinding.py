@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from glm5_plugins.patching import Patch
 
 _CLASS_ATTRIBUTE = "class attribute "
+_LAYER = "glm5_plugins."
 
 
 def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -41,7 +42,7 @@ def rebind(old: Any, new: Any, patch: Patch, own_modules: Iterable[str]) -> int:
     own = tuple(own_modules)
     count = 0
     for module, namespace in _namespaces():
-        if module in own or module.startswith("glm5_plugins."):
+        if module in own or module.startswith(_LAYER):
             continue
         for name, value in list(namespace.items()):
             if value is not old or f"{module}:{name}" in patch.keep:
@@ -91,7 +92,7 @@ class HolderSearch:
     Module globals are not named: they are rebound. One pass over the garbage collector's objects serves all.
 
     Args:
-        own_modules: Modules whose functions and objects do not count.
+        own_modules: Modules, besides those of this layer, whose functions and objects do not count.
         ours: Objects whose references do not count.
     """
 
@@ -119,7 +120,7 @@ class HolderSearch:
         if isinstance(referrer, dict):
             return self._name_dict(referrer, value)
         if isinstance(referrer, CellType):
-            return self._name_function(self._functions_over(referrer), "closure of")
+            return self._name_function(self._functions_over(referrer), "closure of", value)
         if isinstance(referrer, tuple):
             functions = [
                 function
@@ -127,7 +128,7 @@ class HolderSearch:
                 if isinstance(function, FunctionType) and function.__defaults__ is referrer
             ]
             if functions:
-                return self._name_function(functions, "default argument of")
+                return self._name_function(functions, "default argument of", value)
         if isinstance(referrer, type):
             return _name_class(referrer, value)
         if isinstance(referrer, (ModuleType, FunctionType, FrameType)):
@@ -147,7 +148,7 @@ class HolderSearch:
                 return _name_class(owner, value)
             if isinstance(owner, FunctionType):
                 if owner.__kwdefaults__ is namespace:
-                    return self._name_function([owner], "default argument of")
+                    return self._name_function([owner], "default argument of", value)
                 if owner.__dict__ is namespace:
                     return None  # functools.wraps leaves __wrapped__; the closure is what counts
             elif getattr(owner, "__dict__", None) is namespace:
@@ -157,9 +158,12 @@ class HolderSearch:
 
     def _name_attribute(self, owner: Any, names: Sequence[Any]) -> str | None:
         cls = type(owner)
-        if not names or cls.__module__ in self._own_modules or id(owner) in self._skip:
+        if not names or self._is_ours(cls.__module__) or id(owner) in self._skip:
             return None
         return f"attribute {names[0]!r} of a {cls.__module__}:{cls.__qualname__}"
+
+    def _is_ours(self, module: Any) -> bool:
+        return module in self._own_modules or str(module).startswith(_LAYER)
 
     def _functions_over(self, cell: CellType) -> list[FunctionType]:
         return [
@@ -170,12 +174,21 @@ class HolderSearch:
             if isinstance(function, FunctionType) and function.__closure__ is closure
         ]
 
-    def _name_function(self, functions: Iterable[FunctionType], how: str) -> str | None:
+    def _name_function(self, functions: Iterable[FunctionType], how: str, value: Any) -> str | None:
+        parts = _parts(value)
         for function in functions:
+            if id(function) in self._skip or any(function is part for part in parts):
+                continue
             # Not __module__: functools.wraps copies that from the object it wraps.
-            if function.__globals__.get("__name__") not in self._own_modules:
+            if not self._is_ours(function.__globals__.get("__name__")):
                 return f"{how} {function.__module__}:{function.__qualname__}"
         return None
+
+
+def _parts(value: Any) -> list[Any]:
+    """What only serves `value`: itself, its attributes, and what its closure holds, such as a decorator's helpers."""
+    cells = [cell for cell in getattr(value, "__closure__", None) or () if cell != CellType()]
+    return [value, *getattr(value, "__dict__", {}).values(), *(cell.cell_contents for cell in cells)]
 
 
 def _name_class(owner: type, value: Any) -> str | None:

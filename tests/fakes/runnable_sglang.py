@@ -158,15 +158,19 @@ _OLD = {
         def launch_server(server_args): _launch_subprocesses(server_args=server_args)
     """,
     "sglang/srt/compilation/compile.py": """
-        def install_torch_compiled(module, *, fullgraph=True): return fullgraph
+        def install_torch_compiled(
+            module, *, fullgraph=True, backend_factory=None, compile_config=None, graph_pool=None
+        ):
+            return "SGLang's own" if backend_factory is None else "a plugin's"
     """,
     "sglang/srt/model_executor/model_runner.py": """
         from sglang.srt.compilation.compile import install_torch_compiled
         class ModelRunner:
             def load_model(self): print("loading", flush=True)
+            def forward(self): pass
             def init_device_graphs(self): pass
             def init_piecewise_cuda_graphs(self):
-                print("fullgraph is", install_torch_compiled(None, fullgraph=True), flush=True)
+                print("the backend is", install_torch_compiled(self, fullgraph=True), flush=True)
             def capture(self):
                 self.init_device_graphs()
                 self.init_piecewise_cuda_graphs()

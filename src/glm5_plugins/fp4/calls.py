@@ -3,7 +3,7 @@
 Each row says what `operator` needs to make a torch operator of the function: the schema type of every parameter that
 any FlashInfer version has, the parameters that a torch operator cannot carry (and why), the outputs, and what plain
 PyTorch computes instead when that is asked for. The signature of the function that is bound decides which parameters
-a given version has. `sites` lists where SGLang holds the raw function.
+a given version has. Where SGLang calls each of them: `sites`.
 
 Not here: `mm_fp4` (SGLang calls it inside its own operator in all versions), `cutlass_fused_moe` and
 `trtllm_fp4_block_scale_moe` (inside SGLang's opaque MoE operator wherever a graph is traced with `fullgraph`), and
@@ -28,21 +28,6 @@ Outputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Site:
-    """A place where SGLang holds the raw FlashInfer function.
-
-    Attributes:
-        target: `module:attribute` of the binding.
-        sglang: the versions, a PEP 440 specifier.
-        note: when this code is traced.
-    """
-
-    target: str
-    sglang: str
-    note: str
-
-
-@dataclass(frozen=True)
 class Call:
     """One FlashInfer function as a torch operator.
 
@@ -60,7 +45,6 @@ class Call:
         reference: what the arguments give in plain PyTorch; absent if there is no such code.
         shortcut: returns a callable, positional in the order of the signature, that does what the bound
             function does with less overhead; or None if it does not know this version well enough.
-        sites: where SGLang calls it raw.
     """
 
     name: str
@@ -72,7 +56,6 @@ class Call:
     reference: Callable[[Arguments, LayoutRules], Outputs] | None = None
     shortcut: Callable[[Callable[..., Any], LayoutRules], Callable[..., Any] | None] | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
-    sites: tuple[Site, ...] = ()
 
 
 class Unrepresentable(ValueError):
@@ -217,23 +200,6 @@ FP4_QUANTIZE = Call(
     plan=_plan_fp4_quantize,
     reference=_reference_fp4_quantize,
     shortcut=shortcuts.fp4_quantize,
-    sites=(
-        Site(
-            "sglang.srt.layers.quantization.modelopt_quant:fp4_quantize",
-            ">=0.5.8,<0.5.12",
-            "dense layers on SM120; from 0.5.12 SGLang has its own operator here",
-        ),
-        Site(
-            "sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4:fp4_quantize",
-            ">=0.5.8,<0.5.12",
-            "a copy of the binding in modelopt_quant",
-        ),
-        Site(
-            "sglang.srt.layers.moe.token_dispatcher.standard:fp4_quantize_flashinfer",
-            ">=0.5.8,<0.5.12",
-            "inside the opaque MoE operator, except for top-k formats that bypass it",
-        ),
-    ),
 )
 
 NVFP4_QUANTIZE = Call(
@@ -260,13 +226,6 @@ NVFP4_QUANTIZE = Call(
     outputs=2,
     plan=_plan_nvfp4_quantize,
     reference=_reference_nvfp4_quantize,
-    sites=(
-        Site(
-            "sglang.srt.layers.moe.moe_runner.flashinfer_trtllm:nvfp4_quantize",
-            ">=0.5.13",
-            "imported inside the function, per token: not representable, and opaque under the prefill graph",
-        ),
-    ),
 )
 
 BLOCK_SCALE_INTERLEAVE = Call(
@@ -278,18 +237,6 @@ BLOCK_SCALE_INTERLEAVE = Call(
     outputs=1,
     plan=_plan_block_scale_interleave,
     reference=_reference_block_scale_interleave,
-    sites=(
-        Site(
-            "sglang.srt.layers.moe.token_dispatcher.standard:nvfp4_block_scale_interleave_flashinfer",
-            ">=0.5.11",
-            "inside the opaque MoE operator, except for top-k formats that bypass it",
-        ),
-        Site(
-            "sglang.srt.layers.moe.token_dispatcher.flashinfer:nvfp4_block_scale_interleave",
-            ">=0.5.9",
-            "all-to-all dispatch, which switches the torch.compile prefill graph off",
-        ),
-    ),
 )
 
 NVFP4_KV_QUANTIZE = Call(
@@ -299,13 +246,6 @@ NVFP4_KV_QUANTIZE = Call(
     parameters={"input": "Tensor", "global_scale": "Tensor"},
     outputs=2,
     plan=_plan_nvfp4_kv_quantize,
-    sites=(
-        Site(
-            "flashinfer:nvfp4_kv_quantize",
-            ">=0.5.11",
-            "NVFP4 KV cache, imported inside the function; GLM-5 keeps its KV cache in bfloat16 or FP8",
-        ),
-    ),
 )
 
 SCALED_FP4_GROUPED_QUANTIZE = Call(
@@ -316,13 +256,6 @@ SCALED_FP4_GROUPED_QUANTIZE = Call(
     refused={"nvfp4_4over6": _CONFIG_OBJECT},
     outputs=2,
     plan=_plan_scaled_fp4_grouped_quantize,
-    sites=(
-        Site(
-            "sglang.srt.layers.moe.flashinfer_cutedsl_moe:scaled_fp4_grouped_quantize",
-            ">=0.5.8",
-            "masked CuTe-DSL MoE, inside the opaque MoE operator",
-        ),
-    ),
 )
 
 SILU_AND_MUL_NVFP4_EXPERTS_QUANTIZE = Call(
@@ -333,13 +266,6 @@ SILU_AND_MUL_NVFP4_EXPERTS_QUANTIZE = Call(
     refused={"nvfp4_4over6": _CONFIG_OBJECT},
     outputs=2,
     plan=_plan_silu_and_mul,
-    sites=(
-        Site(
-            "sglang.srt.layers.moe.flashinfer_cutedsl_moe:silu_and_mul_scaled_nvfp4_experts_quantize",
-            ">=0.5.8",
-            "masked CuTe-DSL MoE, inside the opaque MoE operator",
-        ),
-    ),
 )
 
 CALLS = (

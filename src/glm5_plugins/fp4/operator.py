@@ -107,6 +107,11 @@ class Operator:
         _BOUND[self.qualified_name] = _Bound(self.qualified_name, self.call, signature, schema, function, rules)
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the operator is registered."""
+        return self.qualified_name in _BOUND
+
+    @property
     def bound(self) -> _Bound:
         """Return the registration.
 
@@ -297,7 +302,7 @@ class _Bound:
         if not self.reference_allowed or self.call.reference is None:
             raise NoKernel(
                 f"{self.qualified_name} was called with CPU tensors; {self.call.upstream} runs on CUDA only. "
-                "Tests can ask for the PyTorch reference with allow_reference()"
+                "Set GLM5_FP4_CUSTOM_OP_REFERENCE=1 to have it computed by the PyTorch reference, for tests"
             )
         self.fired += 1
         return self._one_or_all(self.call.reference(self._named(arguments), self.rules))
