@@ -102,9 +102,7 @@ def _warm_up(model_runner: Any, env: Environment, options: Options) -> Outcome:
     os.environ.update(toolkit.Toolkit.here().to_load_with())
     artifacts = [specs.find(module) for module in modules]
     shipped = set(bundle.read(options.prebuilt).modules) if options.prebuilt else set()
-    builder = Builder(
-        specs.cache_folder(), _say, timeout_s=options.timeout_s, jobs=options.jobs, arch_list=specs.arch_list()
-    )
+    builder = Builder(specs.cache_folder(), _say, timeout_s=options.timeout_s, jobs=options.jobs)
     how = builder.make_ready([artifact for artifact in artifacts if artifact.name not in shipped])
     for artifact in artifacts:
         artifact.load()

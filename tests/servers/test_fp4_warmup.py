@@ -1,6 +1,7 @@
 """fp4_warmup on a machine without a GPU: the server starts, and the report says truthfully that nothing was built."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.servers import third_party
 from tests.servers.conftest import StartServer
-from tests.support.server import ServerProcess
+from tests.support.server import STANDINS, ServerProcess
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +20,24 @@ def server(start_server: StartServer) -> Iterator[ServerProcess]:
     launcher = ("-m", "glm5_plugins.launch", "sglang.launch_server")
     with start_server(plugins=["fp4_warmup", "no_fullgraph"], launcher=launcher) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def reader(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = third_party.write(tmp_path_factory.mktemp("third-party"))
+    launcher = ("-m", "glm5_plugins.launch", "sglang.launch_server")
+    env = {"PYTHONPATH": os.pathsep.join([str(folder), str(STANDINS)])}
+    with start_server(plugins=["launch_reader"], launcher=launcher, env=env) as server:
+        yield server
+
+
+def test_what_decides_the_modules_is_read_from_every_version(reader: ServerProcess) -> None:
+    """The places that hold it have moved more than once; a launch without FP4 and experts says so."""
+    (line,) = [line for line in reader.log_text().splitlines() if "launch read:" in line]
+    said = line.partition("launch read: ")[2]
+    assert said.startswith("Launch(arch=(12, 0), quantization='', moe_runner='', fp4_gemm='")
+    assert "'torch_native'" in said.partition("attention=")[2]
+    assert "allreduce_fusion=False" in said
 
 
 def reports(server: ServerProcess) -> dict[str, Any]:

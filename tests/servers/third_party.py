@@ -34,6 +34,16 @@ PLUGINS = {
             result = yield
             return result
     ''',
+    "launch_reader": '''
+        """Reads what fp4_warmup would read on an SM120 GPU."""
+        from glm5_plugins import Environment, hookimpl
+        @hookimpl(wrapper=True)
+        def glm5_model_load(model_runner):
+            result = yield
+            from glm5_plugins.warmup.launches import of_server
+            print("launch read:", of_server(model_runner, (12, 0), Environment()), flush=True)
+            return result
+    ''',
     "chooser": '''
         """Chooses server arguments."""
         from glm5_plugins import hookimpl

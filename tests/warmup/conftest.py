@@ -28,6 +28,7 @@ from glm5_plugins.warmup.toolkit import Toolkit
 ROOT = Path(__file__).parents[2]
 
 TINY = ("tiny", "tinykernels:get_tiny_module", "('120',)")
+TINY_CUDA = ("tiny_cuda", "tinykernels:get_tiny_cuda_module", "('120',)")
 REAL = ("fp4_quantization", "flashinfer.fp4_quantization:get_fp4_quantization_module", "('120',)")
 
 if find_spec("flashinfer") is None or find_spec("torch") is None or Toolkit.here().nvcc is None:
@@ -43,7 +44,20 @@ from flashinfer.jit.core import gen_jit_spec
 def get_tiny_module(arch):
     source = Path(__file__).with_name("tiny.cpp")
     return gen_jit_spec(f"tiny_{arch}", [source]).build_and_load()
+
+@functools.cache
+def get_tiny_cuda_module(arch):
+    source = Path(__file__).with_name("tiny.cu")
+    return gen_jit_spec(f"tiny_cuda_{arch}", [source]).build_and_load()
 '''
+
+_TINY_CUDA = """\
+#include <cublasLt.h>
+#include <cuda_fp16.h>
+#include <curand_kernel.h>
+__global__ void tiny(__half* x) { x[0] = __half(1.0f); }
+extern "C" void launch(__half* x) { tiny<<<1, 1>>>(x); cudaDeviceSynchronize(); }
+"""
 
 # Stands before a compiler: writes down that it ran, waits as long as it is told to, and goes on.
 _WRAPPER = """\
@@ -58,15 +72,21 @@ class Rank:
     """A running rank."""
 
     process: subprocess.Popen[str]
+    errors: Path
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return self.errors.read_text()
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def finish(self, timeout: float = 90) -> Result:
+    def finish(self, timeout: float = 180) -> Result:
         """Wait for the end, and return what it printed."""
-        out, err = self.process.communicate(timeout=timeout)
-        return Result(self.process.returncode, out, err)
+        out, _ = self.process.communicate(timeout=timeout)
+        return Result(self.process.returncode, out, self.said)
 
 
 @dataclass(frozen=True)
@@ -129,17 +149,14 @@ class Node:
     def go_on(self) -> None:
         (self.folder / "hold").unlink()
 
-    def start(self, module: Sequence[str] = TINY, *, timeout: float = 60, **env: str) -> Rank:
+    def start(self, module: Sequence[str] = TINY, *, timeout: float = 180, **env: str) -> Rank:
         command = [sys.executable, "-m", "tests.warmup.rank", "--timeout", str(timeout), *module]
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**self.env, **env},
-            cwd=ROOT,
-        )
-        self.ranks.append(Rank(process))
+        errors = self.folder / f"rank{len(self.ranks)}.log"
+        with errors.open("w") as file:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=file, text=True, env={**self.env, **env}, cwd=ROOT
+            )
+        self.ranks.append(Rank(process, errors))
         return self.ranks[-1]
 
     def run(self, module: Sequence[str] = TINY, **options: Any) -> Result:
@@ -157,7 +174,7 @@ class Node:
         return found
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 180) -> Any:
     """Wait until `what` answers with something, and return it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -174,29 +191,30 @@ def wrapper(path: Path, compiler: str, folder: Path) -> Path:
     return path
 
 
-def make_node(folder: Path, cache: Path) -> Node:
-    """Lay out a node; the compilers are the machine's own."""
-    kit = Toolkit.here()
+def make_node(folder: Path, cache: Path, home: Path | None = None) -> Node:
+    """Lay out a node; the compilers are the machine's own, or those of the toolkit in `home`."""
+    found = Toolkit.here().home if home is None else home
+    assert found is not None
     site = folder / "site"
     site.mkdir()
     (site / "tinykernels.py").write_text(_TINY_MODULE)
     (site / "tiny.cpp").write_text('extern "C" int tiny() { return 120; }\n')
+    (site / "tiny.cu").write_text(_TINY_CUDA)
     driver = folder / "driver"
     driver.mkdir()
     stub = ["cc", "-shared", "-nostdlib", "-x", "c", "-Wl,-soname,libcuda.so.1", os.devnull]
     subprocess.run([*stub, "-o", str(driver / "libcuda.so.1")], check=True, timeout=60)
-    assert kit.home is not None
-    runtimes = [str(kit.home / name) for name in ("lib64", "lib") if (kit.home / name).is_dir()]
+    runtimes = [str(found / name) for name in ("lib64", "lib") if (found / name).is_dir()]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHINFER_", "GLM5_"))}
     env = {
         **kept,
         "PYTHONPATH": str(site),
         "LD_LIBRARY_PATH": os.pathsep.join([str(driver), *runtimes]),
-        "CUDA_HOME": str(kit.home),
+        "CUDA_HOME": str(found),
         "FLASHINFER_WORKSPACE_BASE": str(cache),
         "FLASHINFER_CUDA_ARCH_LIST": "12.0f",
         "CXX": str(wrapper(folder / "c++", str(shutil.which("c++")), folder)),
-        "FLASHINFER_NVCC": str(wrapper(folder / "nvcc", str(kit.home / "bin/nvcc"), folder)),
+        "FLASHINFER_NVCC": str(wrapper(folder / "nvcc", str(found / "bin/nvcc"), folder)),
     }
     return Node(folder, cache, env)
 
@@ -214,9 +232,8 @@ def end(node: Node) -> None:
     for rank in node.ranks:
         if rank.process.poll() is None:
             rank.process.kill()
-        for stream in (rank.process.stdout, rank.process.stderr):
-            if stream is not None:
-                stream.close()
+        if rank.process.stdout is not None:
+            rank.process.stdout.close()
         rank.process.wait()
     for pid in node.leftovers():
         with suppress(ProcessLookupError):

@@ -33,7 +33,6 @@ def main() -> int:
         specs.cache_folder(),
         lambda text: print(f"{os.getpid()}: {text}", file=sys.stderr, flush=True),
         timeout_s=given.timeout,
-        arch_list=specs.arch_list(),
     )
     try:
         how = builder.make_ready([artifact])

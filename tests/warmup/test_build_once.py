@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.warmup.conftest import Node, make_node, wait_for
+from glm5_plugins.warmup.toolkit import Toolkit
+from tests.warmup.conftest import TINY_CUDA, Node, end, make_node, wait_for
 
 
 def truncate(path: Path) -> None:
@@ -19,7 +19,11 @@ def truncate(path: Path) -> None:
 
 
 def test_four_ranks_at_once_compile_once_and_load_the_same_file(node: Node) -> None:
-    answers = [rank.finish().answer for rank in [node.start() for _ in range(4)]]
+    node.hold()
+    ranks = [node.start() for _ in range(4)]
+    wait_for(lambda: sum("waits for process" in rank.said for rank in ranks) == 3)
+    node.go_on()
+    answers = [rank.finish().answer for rank in ranks]
     assert node.compiles() == 1
     assert [answer["how"] for answer in answers].count("built here") == 1
     assert {tuple(answer["mapped"]) for answer in answers} == {(str(node.library()),)}
@@ -33,13 +37,11 @@ def test_who_waits_says_for_whom(node: Node) -> None:
     first = node.start()
     wait_for(node.compiles)
     second = node.start()
-    pid = wait_for(lambda: node.journal["building"].get("pid"))
-    assert pid == first.pid
-    time.sleep(14)
+    said = wait_for(lambda: second.said.endswith(" s)\n") and second.said)
     node.go_on()
-    said = second.finish().err
     assert f"waits for process {first.pid} on " in said
     assert "which builds tiny_120 (10 s)" in said
+    assert second.finish().answer["how"].startswith("built by another process")
     assert "builds tiny_120" in first.finish().err
 
 
@@ -195,7 +197,7 @@ def test_a_compiler_error_is_everybodys_after_one_try(node: Node) -> None:
     node.hold()
     ranks = [node.start() for _ in range(3)]
     wait_for(node.compiles)
-    time.sleep(12)  # all of them have come to the lock
+    wait_for(lambda: sum("waits for" in rank.said for rank in ranks) == 2)
     node.go_on()
     errors = [rank.finish().error for rank in ranks]
     assert node.compiles() == 1
@@ -204,3 +206,18 @@ def test_a_compiler_error_is_everybodys_after_one_try(node: Node) -> None:
     assert "error: expected" in errors[0][0]
     log = Path(errors[0][1].removeprefix("  The whole output is in ").rstrip("."))
     assert "tiny.cpp:1" in log.read_text()
+
+
+def test_wheels_alone_are_a_toolkit(tmp_path: Path) -> None:
+    """Their nvcc, headers and runtime compile, link and load a CUDA module, with nothing of the machine's toolkit."""
+    home = next((home for home in Toolkit.here().wheels if (home / "bin/nvcc").is_file()), None)
+    if home is None:
+        pytest.skip("no wheel with an nvcc is installed: nvidia-cuda-nvcc and the rest")
+    node = make_node(tmp_path, tmp_path / "cache", home)
+    try:
+        assert node.run(TINY_CUDA).answer["how"] == "built here"
+    finally:
+        end(node)
+    commands = (node.folder / "compiles").read_text()
+    assert f"-isystem {home}/include" in commands
+    assert "/usr/local" not in commands

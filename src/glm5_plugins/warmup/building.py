@@ -25,11 +25,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from glm5_plugins.errors import NotInForce
+from glm5_plugins.warmup import guard
 from glm5_plugins.warmup.specs import Artifact, State
 from glm5_plugins.warmup.toolkit import Toolkit
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 Say = Callable[[str], None]
 
@@ -99,13 +103,15 @@ class Compiler:
 
     Args:
         artifact: What is built.
-        process: The process `glm5_plugins.warmup.compiling`, leader of a session.
-        log: Where its output is kept, as far as the disk allows.
+        process: The guard above ninja, leader of a session.
+        log: Where the output is kept, as far as the disk allows.
+        lock: FlashInfer's own lock of the module, held while it is built.
     """
 
     artifact: Artifact
     process: subprocess.Popen[str]
     log: Path
+    lock: FileLock
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=400))
     step: int = 0
     steps: int = 0
@@ -135,9 +141,10 @@ class Compiler:
         return f"{self.artifact.name} ({self.step} of {self.steps} steps)" if self.steps else self.artifact.name
 
     def finish(self) -> None:
-        """Wait for the end of the output."""
+        """After its end: take the rest of the output, and let others at the module."""
         if self._reader is not None:
             self._reader.join(5)
+        self.lock.release()
 
     def why(self) -> str:
         """The line of the output that says most about a failure."""
@@ -157,6 +164,7 @@ class Compiler:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.finish()
 
 
 class Builder:
@@ -167,7 +175,6 @@ class Builder:
         say: Takes a line of progress.
         timeout_s: Seconds for everything, waiting included.
         jobs: How many compilers may run at once; 0 for as many as processors and memory allow.
-        arch_list: FLASHINFER_CUDA_ARCH_LIST for the compilers: what this process found on its GPU, or was told.
         on_progress: Called several times a second with the number of modules done and in all, and for each one
             that is being built its name, steps done and steps in all (0 where not known yet).
     """
@@ -179,14 +186,12 @@ class Builder:
         *,
         timeout_s: float,
         jobs: int = 0,
-        arch_list: str,
         on_progress: Callable[[int, int, Sequence[tuple[str, int, int]]], None] | None = None,
     ) -> None:
         self.folder = folder / "glm5-warmup"
         self._say = say
         self._timeout_s = timeout_s
         self._jobs = jobs or default_jobs()
-        self._arch_list = arch_list
         self._on_progress = on_progress
         self._began = time.time()
         self._deadline = time.monotonic() + timeout_s
@@ -218,29 +223,35 @@ class Builder:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[float]:
         """Hold the lock of the cache folder; yields the seconds waited for it."""
-        from filelock import FileLock, Timeout
+        from filelock import FileLock
 
         lock = FileLock(str(self.folder / "lock"), thread_local=False)
         began = time.monotonic()
-        while True:
-            left = self._deadline - time.monotonic()
-            try:
-                lock.acquire(timeout=max(0.0, min(_EVERY_S, left)), poll_interval=0.1)
-                break
-            except Timeout:
-                holder = Journal.read(self.folder / "journal.json")
-                waited = time.monotonic() - began
-                if left <= _EVERY_S:
-                    raise NotInForce(
-                        f"Waited {waited:.0f} s for {holder} in {self.folder.parent}, and time is up.",
-                        "See whether it is alive; raise GLM5_FP4_WARMUP_TIMEOUT_S, or warm up beforehand: "
-                        "`glm5-plugins warmup`.",
-                    ) from None
-                self._say(f"waits for {holder} ({waited:.0f} s)")
+        self._acquire(lock, lambda: str(Journal.read(self.folder / "journal.json")))
         try:
             yield time.monotonic() - began
         finally:
             lock.release()
+
+    def _acquire(self, lock: FileLock, whom: Callable[[], str]) -> None:
+        """Wait for a lock until time is up, and say now and then for whom."""
+        from filelock import Timeout
+
+        began = time.monotonic()
+        while True:
+            left = self._deadline - time.monotonic()
+            try:
+                lock.acquire(timeout=max(0.0, min(_EVERY_S, left)), poll_interval=0.05)
+                return
+            except Timeout:
+                waited = time.monotonic() - began
+                if left <= _EVERY_S:
+                    raise NotInForce(
+                        f"Waited {waited:.0f} s for {whom()} in {self.folder.parent}, and time is up.",
+                        "See whether it is alive; raise GLM5_FP4_WARMUP_TIMEOUT_S, or warm up beforehand: "
+                        "`glm5-plugins warmup`.",
+                    ) from None
+                self._say(f"waits for {whom()} ({waited:.0f} s)")
 
     # --- building, with the lock held ------------------------------------------------------------------------
 
@@ -271,6 +282,8 @@ class Builder:
 
     def _compile(self, missing: Sequence[Artifact], journal: Journal) -> None:
         mark = uuid.uuid4().hex
+        # Not FlashInfer's build_jit_specs: its one ninja for all modules keeps its log in another folder, and the first
+        # load of each module would compile it again.
         journal.building = {
             "id": mark,
             "pid": os.getpid(),
@@ -314,23 +327,27 @@ class Builder:
                 journal.write()
 
     def _start(self, artifact: Artifact, mark: str, jobs: int) -> Compiler:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("GLM5_")}
-        environment |= Toolkit.here().to_build_with(self.folder / "lib")
-        environment |= {"FLASHINFER_CUDA_ARCH_LIST": self._arch_list, "MAX_JOBS": str(jobs), _MARK: mark}
-        log = self.folder / f"{artifact.name}.log"
-        module = artifact.module
-        process = subprocess.Popen(
-            [sys.executable, "-m", "glm5_plugins.warmup.compiling", module.name, module.getter, repr(module.arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-            env=environment,
-        )
-        compiler = Compiler(artifact, process, log)
+        from filelock import FileLock
+
+        lock = FileLock(str(artifact.spec.lock_path), thread_local=False)
+        self._acquire(lock, lambda: f"a process without this plugin, which builds {artifact.name},")
+        try:
+            artifact.spec.write_ninja()
+            process = subprocess.Popen(
+                [sys.executable, "-IS", guard.__file__, *artifact.ninja("-v", "-j", str(jobs))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+                env={**os.environ, **Toolkit.here().to_build_with(self.folder / "lib"), _MARK: mark},
+            )
+        except BaseException:
+            lock.release()
+            raise
+        compiler = Compiler(artifact, process, self.folder / f"{artifact.name}.log", lock)
         compiler.follow()
         return compiler
 

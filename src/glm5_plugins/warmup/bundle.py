@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,15 @@ def loader(folder: Path, env: Environment) -> Callable[[Callable[..., Any]], Cal
         if not env.cuda_devices:
             raise NotApplicable("no CUDA device here: no module is loaded")
         import torch
-        import tvm_ffi
 
+        load: Any = import_module("tvm_ffi").load_module
         bundle = read(folder)
         bundle.check(env, torch.cuda.get_device_capability(), torch_cuda_version(env))
 
         @functools.wraps(original)
         def build_and_load(self: Any, *args: Any, **kwargs: Any) -> Any:
             if self.name in bundle.modules:
-                return tvm_ffi.load_module(str(bundle.library(self.name)))
+                return load(str(bundle.library(self.name)))
             return original(self, *args, **kwargs)
 
         return build_and_load

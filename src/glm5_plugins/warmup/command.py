@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace) -> bool:
         progress.say,
         timeout_s=arguments.timeout,
         jobs=arguments.jobs,
-        arch_list=specs.arch_list(),
         on_progress=progress.show,
     )
     try:
@@ -100,7 +99,8 @@ def _arch_of_gpu(env: Environment) -> needs.Arch:
         raise ConfigurationError("There is no GPU here to build for.", "Say which: --arch 12.0f for RTX PRO 6000.")
     import torch
 
-    return torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability()
+    return int(major), int(minor)
 
 
 def _wanted(arguments: argparse.Namespace, arch: needs.Arch, env: Environment) -> dict[needs.Module, str]:

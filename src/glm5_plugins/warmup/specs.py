@@ -75,10 +75,13 @@ class Artifact:
     def _up_to_date(self) -> bool:
         """Ask ninja, which decides in FlashInfer too, without letting it build."""
         self.spec.write_ninja()
-        folder, file = self.library.parent, self.spec.ninja_path
-        command = ["ninja", "-n", "-C", str(folder), "-f", str(file)]
+        command = self.ninja("-n")
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         return done.returncode == 0 and "no work to do" in done.stdout
+
+    def ninja(self, *options: str) -> list[str]:
+        """The command that FlashInfer's `run_ninja` runs: in another folder ninja would not know what it has built."""
+        return ["ninja", *options, "-C", str(self.library.parent.resolve()), "-f", str(self.spec.ninja_path.resolve())]
 
     def discard_broken(self) -> list[Path]:
         """Delete what is half-written, so that ninja makes it again; returns what was deleted."""
@@ -171,7 +174,7 @@ def is_whole(path: Path) -> bool:
     except OSError:
         return False
     kind, offset, length = struct.unpack_from("<4xI16xQQ", section)
-    return kind == 3 and offset + length <= size  # the names of the sections: SHT_STRTAB
+    return bool(kind == 3 and offset + length <= size)  # the names of the sections: SHT_STRTAB
 
 
 def arch_list() -> str:
