@@ -8,6 +8,7 @@ anything starts, and once the ranks are up each one is asked whether its communi
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -95,9 +96,8 @@ def glm5_model_load(model_runner: Any) -> Generator[None, Any, Any]:
 
 
 def _look(model_runner: Any) -> Outcome:
-    from sglang.srt.distributed import get_tp_group
-
-    communicator = getattr(get_tp_group(), "pymscclpp_comm", None)
+    group = import_module("sglang.srt.distributed").get_tp_group()
+    communicator = getattr(group, "pymscclpp_comm", None)
     if _is_made(communicator):
         return Outcome(Verdict.APPLIED, "this rank has its MSCCL++ communicator")
     return Outcome(

@@ -94,6 +94,8 @@ def glm5_graph_capture(model_runner: Any, kind: str) -> Generator[None, Any, Any
         return (yield)
     known, free = len(COMPILATIONS), _free_memory()
     result = yield
+    for one in COMPILATIONS[known:]:
+        one.seal()
     memory = f", {(free - _free_memory()) / 2**30:.2f} GiB of device memory" if free else ""
     made = [_judge(model_runner, result[0], one, memory) for one in COMPILATIONS[known:]]
     _found.extend(made or [Outcome(Verdict.NOT_APPLICABLE, "SGLang compiled no model for a prefill graph here")])

@@ -14,7 +14,7 @@ from pydantic import PositiveInt, field_validator
 from pydantic_settings import NoDecode
 
 from glm5_plugins import Environment, Outcome, PluginSettings, Verdict, hookimpl
-from glm5_plugins.prefill.asking import PIECEWISE_RULES, SIZES_FIELD, backend_of, prefill_runner
+from glm5_plugins.prefill.asking import PIECEWISE_RULES, SIZES_FIELD, backend_of, prefill_runner, resolved
 from glm5_plugins.prefill.upstream import overridden
 from glm5_plugins.rules import Choice, Decision, Launch, decide
 
@@ -64,11 +64,12 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
 def glm5_startup(server_args: Any) -> Generator[None, Any, Any]:
     """See what the request comes to, and which of SGLang's rules it overrides, on the arguments SGLang has resolved."""
     if _choice.outcome is not None and _choice.outcome.verdict is Verdict.APPLIED:
-        backend = backend_of(server_args)
+        arguments = resolved(server_args)
+        backend = backend_of(arguments)
         if backend == "disabled":
             _seen.append(_nothing_of_it("SGLang has turned the prefill graph off all the same"))
-        else:
-            _overridden[:] = overridden(Launch(Environment(), {}), backend, server_args)
+        elif backend != "unknown":
+            _overridden[:] = overridden(Launch(Environment(), {}), backend, arguments)
     return (yield)
 
 
@@ -77,11 +78,11 @@ def glm5_graph_capture(model_runner: Any, kind: str) -> Generator[None, Any, Any
     """See whether SGLang has made the graph."""
     result = yield
     if kind == "prefill" and not getattr(model_runner, "is_draft_worker", False):
-        backend = backend_of(model_runner.server_args)
+        backend = backend_of(resolved(model_runner.server_args))
         runner = type(prefill_runner(model_runner, result[0])).__name__
         if runner.endswith("CudaGraphRunner"):
             _seen.append(Outcome(Verdict.APPLIED, f"the prefill graph is made ({backend})"))
-        elif backend == "disabled" or Environment().cuda_devices == 0:
+        elif backend in ("disabled", "unknown") or Environment().cuda_devices == 0:
             _seen.append(Outcome(Verdict.NOT_APPLICABLE, "no prefill graph here: it is turned off, or there is no GPU"))
         else:
             _seen.append(_nothing_of_it(f"SGLang has made no prefill graph ({backend} was asked for)"))

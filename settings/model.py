@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import ValidationError, field_validator
+from pydantic import SecretBytes, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from glm5_plugins.errors import ConfigurationError
 
 PREFIX = "GLM5_"
+
+_MEND = "Correct the value, or unset the variable for the default."
 
 Model = TypeVar("Model", bound=BaseSettings)
 
@@ -72,6 +76,8 @@ class HostSettings(_Settings):
     """What to do when a requested plugin cannot be in force: stop the launch, or log a warning."""
     report: Path | None = None
     """A folder, or a file that ends in `.jsonl`, for the verdicts of every process."""
+    agreement: Literal["on", "off"] = "on"
+    """Whether the ranks of a server compare plugins, options, versions and verdicts, and stop where they differ."""
 
     @field_validator("plugins", mode="before")
     @classmethod
@@ -129,11 +135,27 @@ def read(model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         variable = _variable_of(model, str(first["loc"][0]))
-        value = os.environ.get(variable, _of_profile.get(variable, first["input"]))
-        what = f"{variable}={value!r} is not valid: {first['msg']}."
-        if variable not in os.environ and variable in _of_profile:
-            what = f"The profile's {what}"
-        raise ConfigurationError(what, "Correct the value, or unset the variable for the default.") from None
+        what = f"{variable}={_shown(model, variable, first['input'])} is not valid: {first['msg']}."
+        raise ConfigurationError(_whose(variable) + what, _MEND) from None
+    except (SettingsError, RecursionError) as error:  # a list or a table that is no JSON, or nests without end
+        variable = _unreadable(model, error)
+        what = f"{variable}={_shown(model, variable, '')} is not valid: JSON is expected."
+        raise ConfigurationError(_whose(variable) + what, _MEND) from None
+
+
+def _shown(model: type[BaseSettings], variable: str, value: Any) -> str:
+    return "…" if _is_secret(model, variable) else repr(os.environ.get(variable, _of_profile.get(variable, value)))
+
+
+def _whose(variable: str) -> str:
+    return "The profile's " if variable not in os.environ and variable in _of_profile else ""
+
+
+def _unreadable(model: type[BaseSettings], error: Exception) -> str:
+    """The variable that pydantic-settings could not decode: it names the field, Python names nothing."""
+    given = {name: os.environ.get(name, _of_profile.get(name, "")) for name in variables_of(model)}
+    named = [variable for variable, name in variables_of(model).items() if f'"{name}"' in str(error)]
+    return named[0] if named else max(given, key=lambda variable: len(given[variable]))
 
 
 def _variable_of(model: type[BaseSettings], name: str) -> str:
@@ -143,6 +165,23 @@ def _variable_of(model: type[BaseSettings], name: str) -> str:
     return name
 
 
+def _is_secret(model: type[BaseSettings], variable: str) -> bool:
+    field = model.model_fields.get(variables_of(model).get(variable, ""))
+    return field is not None and "Secret" in str(field.annotation)
+
+
 def layer_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """The names of all `GLM5_*` variables that are set."""
     return sorted(name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX))
+
+
+def comparable(options: BaseSettings) -> dict[str, str]:
+    """Option values as texts, by field name, without those that are a machine's own matter.
+
+    A path may differ between machines without anything else differing; a secret is not for other processes to see.
+    """
+    return {
+        name: json.dumps(value)
+        for name, value in options.model_dump(mode="json").items()
+        if not isinstance(getattr(options, name), (Path, SecretStr, SecretBytes))
+    }

@@ -6,6 +6,7 @@ set where they are unset, its plugins and their options taken where no `GLM5_*` 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -206,13 +207,18 @@ def bundled() -> Iterator[Profile]:
 def _with_includes(document: dict[str, Any]) -> dict[str, Any]:
     """Put the parts that `includes` names before the profile's own: `sm120` is `_sm120.toml` in this folder."""
     document = _listed(document)
-    for name in reversed(document.pop("includes", [])):
+    includes = document.pop("includes", [])
+    if not isinstance(includes, list):
+        raise ConfigurationError(f"A profile's includes are {includes!r}, not a list.", 'Write includes = ["sm120"].')
+    for name in reversed(includes):
         parts = sorted(file.stem[1:] for file in FOLDER.glob("_*.toml"))
         if name not in parts:
             raise ConfigurationError(f"A profile includes an unknown part {name!r}.", did_you_mean(str(name), parts))
         part = _listed(tomllib.loads((FOLDER / f"_{name}.toml").read_text(encoding="utf-8")))
         for key in ("arguments", "environment", "rules"):
-            document[key] = [*part.get(key, []), *document.get(key, [])]
+            own = document.get(key, [])
+            if isinstance(own, list):  # else the model says what is wrong with it
+                document[key] = [*part.get(key, []), *own]
     return document
 
 
@@ -233,22 +239,23 @@ def load(name: str) -> Profile:
         ConfigurationError: There is none, it is too large, or something in it is wrong; the text says where.
     """
     is_path = "/" in name or name.endswith(".toml")
-    file = Path(name).expanduser() if is_path else FOLDER / f"{name}.toml"
+    file = Path(os.path.expanduser(name)) if is_path else FOLDER / f"{name}.toml"
     if not is_path and name not in known():
         raise ConfigurationError(f"GLM5_PROFILE names an unknown profile {name!r}.", did_you_mean(name, known()))
     try:
         with file.open("rb") as stream:
             content = stream.read(LARGEST + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         mend = f"Give the path of a TOML file, or one of: {', '.join(known())}."
-        raise ConfigurationError(f"GLM5_PROFILE={name} cannot be read: {error.strerror or error}.", mend) from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(f"GLM5_PROFILE={name} cannot be read: {why}.", mend) from None
     if len(content) > LARGEST:
         raise ConfigurationError(
             f"GLM5_PROFILE={name} is larger than {LARGEST} bytes.", "A profile is a short TOML file: is this one?"
         )
     try:
         return Profile.model_validate({"name": file.stem, **_with_includes(tomllib.loads(content.decode("utf-8")))})
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigurationError(f"GLM5_PROFILE={name} is not TOML: {error}.", "Correct that line.") from None
     except ValidationError as error:
         first = error.errors()[0]

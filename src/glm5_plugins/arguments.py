@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from glm5_plugins.errors import ConfigurationError, did_you_mean
+from glm5_plugins.errors import ConfigurationError, did_you_mean, stop
 
 # SGLang up to 0.5.13 parses these under other names than its fields have, and renames them afterwards.
 _FIELD_OF_DESTINATION = {
@@ -37,13 +37,20 @@ def add_where_absent(parser: argparse.ArgumentParser, additions: Additions) -> N
     Args:
         parser: A parser that has SGLang's arguments.
         additions: From what the user gave to what is to be added, both by field name of `ServerArgs`.
+
+    Raises:
+        SystemExit: When it parses: something that is to be added has no flag in this parser.
     """
     parse = parser.parse_known_args
 
     def parse_with_additions(args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         argv = list(sys.argv[1:] if args is None else args)
         extra = additions({**_switched_off.get(parser, {}), **given(parser, parse, argv)})
-        return parse([*argv, *flags(parser, extra)], namespace)
+        try:
+            spelled = flags(parser, extra)
+        except ConfigurationError as error:
+            raise stop(error) from None
+        return parse([*argv, *spelled], namespace)
 
     setattr(parser, "parse_known_args", parse_with_additions)  # noqa: B010 (mypy sees a method)
 
@@ -103,7 +110,7 @@ def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[st
     for field, value in values.items():
         if field not in by_field:
             raise ConfigurationError(
-                f"A plugin wants the server argument {field!r}, which this SGLang does not have.",
+                f"The server argument {field!r}, which a plugin or profile wants, is none of this SGLang.",
                 did_you_mean(field, by_field),
             )
         spelled += _spell(by_field[field], field, value)
@@ -127,6 +134,6 @@ def _spell(actions: Sequence[argparse.Action], field: str, value: Any) -> list[s
     if any(action.default == value for action in actions):
         return []
     raise ConfigurationError(
-        f"A plugin wants {field}={value!r}, which no flag of this SGLang expresses.",
-        "Take the plugin out of GLM5_PLUGINS.",
+        f"{field}={value!r}, which a plugin or profile wants, cannot be said with the flags of this SGLang.",
+        "Take the plugin out of GLM5_PLUGINS, or the line out of the profile.",
     )

@@ -5,20 +5,24 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from glm5_plugins import seams
+from glm5_plugins import agreement, seams
+from glm5_plugins.agreement import Agreement
 from glm5_plugins.environment import Environment, Role
 from glm5_plugins.errors import ConfigurationError, Glm5Error, NotInForce, did_you_mean, stop
 from glm5_plugins.manager import Plugin, PluginManager
-from glm5_plugins.patching import Outcome, Patch, Record, Registry, Stage, Verdict
-from glm5_plugins.report import Report, Row, row_as_json
+from glm5_plugins.patching import Drift, Outcome, Patch, Record, Registry, Stage, Verdict
+from glm5_plugins.report import HOST, Report, Row, row_as_json
 from glm5_plugins.rules import Launch
 from glm5_plugins.settings.model import (
     HostSettings,
+    comparable,
     layer_variables,
     prefix_of,
     read,
@@ -27,6 +31,12 @@ from glm5_plugins.settings.model import (
 
 if TYPE_CHECKING:
     from glm5_plugins.preset import Preset
+
+# Their versions are reported, and must be the same in every rank.
+DISTRIBUTIONS = ("sglang", "flashinfer-python", "torch")
+
+# The pid of the server's main process, in the environment of the processes that it starts.
+SERVER = "_GLM5_SERVER"
 
 _layer: Layer | None = None
 
@@ -92,15 +102,18 @@ class Layer:
         self.settings = read(HostSettings)
         self.manager = PluginManager()
         self.manager.load(self.settings.plugins)
-        for plugin in self.manager:
-            if plugin.options is not None:
-                read(plugin.options)
+        self.options = {plugin.name: read(plugin.options) for plugin in self.manager if plugin.options is not None}
+        self.agreement = agreement.NOT_REACHED
+        self.metrics = False
+        """Whether SGLang serves metrics; known once it configures logging."""
         self.report = Report(self.settings.report)
         self.registry = Registry(self.env, self._on_bad_patch, self._lacking_in_source)
         self.seams = Registry(self.env, self._on_bad_seam)
         self._stage = "loading"
         self._verified = False
         self._captured: set[str] = set()
+        self._compared: set[Stage] = set()
+        self._ready = False
         self._refused: set[str] = set()
         self._arguments_chosen = False
         self._added: dict[str, tuple[str, Any]] = {}
@@ -210,6 +223,7 @@ class Layer:
         self.report.flush()
         if self.env.role not in (Role.MAIN, Role.SCHEDULER):
             self.verify()  # no later seam is reached in these processes
+            self._count()
         self.report.rows(self.rows())
         self._write("logging is up")
 
@@ -235,6 +249,86 @@ class Layer:
         self._captured.add(kind)
         if self._captured == {"decode", "prefill"}:
             self.reach(Stage.CAPTURE)
+
+    def launches(self) -> None:
+        """This process is about to start the server's processes: they learn whose they are."""
+        os.environ[SERVER] = str(os.getpid())
+
+    def agree(self, before: Stage) -> None:
+        """Compare this rank with the other ranks of its server, once before each costly step.
+
+        Raises:
+            SystemExit: They differ, or one did not come; every rank stops.
+        """
+        if before in self._compared:
+            return
+        self._compared.add(before)
+        try:
+            self.agreement = self._compare()
+        except Drift as drift:
+            self.agreement = Agreement("not compared", str(drift))
+            account = f"it cannot compare the ranks: drifted: {drift}"
+            self._refuse("The layer itself", account, "Set GLM5_AGREEMENT=off to start without comparing.")
+        except NotInForce as error:
+            self.agreement = Agreement("not compared", error.what)
+            raise self._end(error) from error
+        found = self.agreement
+        if found.state == "differs":
+            raise self._end(agreement.refusal(found))
+        detail = f"{len(found.ranks)} ranks, {found.digest}" if found.state == "agreed" else found.reason
+        self.report.say(logging.INFO, f"agreement of ranks before {before.value}: {found.state}: {detail}")
+
+    def _compare(self) -> Agreement:
+        if self.settings.agreement == "off":
+            return Agreement("off", "GLM5_AGREEMENT=off")
+        return agreement.compare(seams.world(), self.facts(), HOST, os.getpid())
+
+    def facts(self) -> dict[str, str]:
+        """What must be the same in every rank, by name."""
+        facts = {"the version of glm5-plugins": version("glm5-plugins")}
+        facts |= {f"the version of {name}": self.env.public_version(name) for name in DISTRIBUTIONS}
+        facts |= {"GLM5_PLUGINS": ",".join(self.settings.plugins), "GLM5_ON_ERROR": self.settings.on_error}
+        facts |= {f"the plugin {plugin.name}": plugin.origin for plugin in self.manager}
+        for name, options in self.options.items():
+            facts |= {f"{prefix_of(name)}{field.upper()}": text for field, text in comparable(options).items()}
+        for row in self.rows():
+            name = f"the verdict of {row.plugin} on {row.target}"
+            facts[name] = ", ".join(filter(None, (facts.get(name), agreement.standing(row.target, row.verdict))))
+        return facts
+
+    def ready(self) -> None:
+        """The start of this process has ended, whichever steps SGLang went through: what never ran is dead."""
+        if self._ready:
+            return
+        self._ready = True
+        if self.env.role is Role.SCHEDULER:
+            for stage in (Stage.MODEL_LOAD, Stage.CAPTURE):
+                self.registry.expire(stage)
+        self._act_on_outcomes()
+        self._count()
+        self.report.rows(self.rows())
+        self._write("ready")
+
+    def _count(self) -> None:
+        """Set the gauges that say which plugins are in force, where SGLang serves metrics."""
+        if self.metrics:
+            from glm5_plugins import metrics
+
+            if (lacking := metrics.publish(self.rows(), self.env.role.value)) is not None:
+                self.note(f"plugins are not among the metrics: {lacking}")
+
+    def summary(self) -> dict[str, Any]:
+        """What `/server_info` says of this process; plain values only, none of them from the environment."""
+        keys = ("plugin", "target", "verdict", "reason", "fired")
+        rows = [row_as_json(row) for row in self.rows()]
+        return {
+            "version": version("glm5-plugins"),
+            "plugins": list(self.settings.plugins),
+            "on_error": self.settings.on_error,
+            "stage": self._stage,
+            "agreement": {"state": self.agreement.state, "reason": self.agreement.reason},
+            "rows": [{key: row[key] for key in keys} for row in rows],
+        }
 
     def rows(self) -> list[Row]:
         """A row for each patch and each wrapping hook of each requested plugin; at least one for each."""
@@ -284,7 +378,6 @@ class Layer:
 
     def document(self) -> dict[str, Any]:
         """What the JSON report says besides the process itself."""
-        names = ("sglang", "flashinfer-python", "torch")
         return {
             "layer": {
                 "version": version("glm5-plugins"),
@@ -292,9 +385,10 @@ class Layer:
                 "on_error": self.settings.on_error,
                 "plugins": list(self.settings.plugins),
             },
-            "versions": {name: self.env.version_text(name) for name in names},
+            "versions": {name: self.env.version_text(name) for name in DISTRIBUTIONS},
             "profile": None if self.preset is None else self.preset.document(),
             "stage": self._stage,
+            "agreement": self.agreement.as_json(),
             "rows": [row_as_json(row) for row in self.rows()],
             "seams": [
                 {"target": record.patch.target, "verdict": record.verdict.value, "fired": record.fired}
@@ -305,7 +399,12 @@ class Layer:
 
     def _write(self, stage: str) -> None:
         self._stage = stage
-        self.report.write(self.env.role.value, self.document())
+        self.report.write(self.env.role.value, self._server(), self.document())
+
+    def _server(self) -> int:
+        """The pid of the server's main process, as far as this process knows."""
+        told = os.environ.get(SERVER, "")
+        return int(told) if self.env.is_child and told.isdecimal() else os.getpid()
 
     def _at_exit(self, pid: int) -> None:
         if pid == os.getpid():
@@ -347,10 +446,26 @@ class Layer:
     def _refuse(self, who: str, account: str, mend: str = "") -> None:
         what = f"{who} is not in force in the {self.env.role.value} process: {account.rstrip('.')}."
         if self.settings.on_error == "strict":
-            self._write(self._stage)
             ways = "Take it out of GLM5_PLUGINS, or set GLM5_ON_ERROR=warn to start without it."
-            raise stop(NotInForce(what, mend or ways))
+            raise self._end(NotInForce(what, mend or ways), alone=True)
         self.report.say(logging.WARNING, what)
+
+    def _end(self, error: Glm5Error, alone: bool = False) -> SystemExit:
+        """Write the last report, say the error, and return the exit to raise.
+
+        Args:
+            error: What stops this process.
+            alone: Whether other processes of the server know nothing of it. A child then tells its parent, in the way
+                that SGLang's own children do, or the parent might serve without it, or wait for it.
+        """
+        self._write(self._stage)
+        if os.environ.get(SERVER) != str(os.getppid()):
+            return stop(error)
+        # At once: whoever notices the end of this process may kill it before Python has written its last words.
+        print(f"glm5-plugins: {error}", file=sys.stderr, flush=True)
+        if alone:
+            os.kill(os.getppid(), signal.SIGQUIT)
+        return SystemExit(1)
 
 
 def _account(record: Record) -> str:

@@ -8,14 +8,16 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from glm5_plugins import flags
 from glm5_plugins.arguments import given as given_by
 from glm5_plugins.command import Command
 from glm5_plugins.environment import Environment
 from glm5_plugins.errors import Glm5Error, did_you_mean
+from glm5_plugins.findings import Finding
 from glm5_plugins.manager import PluginManager
 from glm5_plugins.rules import Does, Launch, decide
 from glm5_plugins.settings import profile as profiles
@@ -26,15 +28,6 @@ CAPABILITIES = {
     **{"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)},
     **{"sm110": (11, 0), "sm120": (12, 0), "sm121": (12, 1)},
 }
-
-
-@dataclass(frozen=True)
-class Remark:
-    """Something about a command, and what to do about it."""
-
-    level: Literal["error", "warning", "note"]
-    what: str
-    mend: str = ""
 
 
 @dataclass
@@ -48,7 +41,7 @@ class Judgement:
         profile: The profile that was asked for.
         rules_of: The profiles whose rules count: that one, or all that are about this model.
         given: What the command gives, by field of `ServerArgs`.
-        remarks: Errors first.
+        findings: Errors first.
         added: What would be added: who, the flag as it would be typed.
         variables: Environment variables that would be set.
         outcomes: What each plugin says of itself.
@@ -61,7 +54,7 @@ class Judgement:
     profile: str | None = None
     rules_of: list[str] = field(default_factory=list)
     given: dict[str, Any] = field(default_factory=dict)
-    remarks: list[Remark] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     added: list[tuple[str, str]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
@@ -70,7 +63,7 @@ class Judgement:
     @property
     def sound(self) -> bool:
         """Whether nothing stops the launch."""
-        return not any(remark.level == "error" for remark in self.remarks)
+        return not any(finding.level == "error" for finding in self.findings)
 
 
 def judge(
@@ -90,32 +83,32 @@ def judge(
     asked = version or command.version or Environment().version_text("sglang") or flags.versions()[-1]
     known = flags.nearest(asked)
     with _variables(command.environment):
-        given, remarks = _given(command, known)
+        given, findings = _given(command, known)
         name = profile or os.environ.get("GLM5_PROFILE")
         chosen = profiles.load(name) if name else None
         if architecture is None and chosen is not None and len(chosen.architecture) == 1:
             architecture = chosen.architecture[0]
         capability = CAPABILITIES[architecture] if architecture else Environment().compute_capability
         env = Environment({"sglang": asked}, capability, elsewhere=True)
-        found = Judgement(asked, known, Launch(env, {}).architecture, given=given, remarks=remarks)
+        found = Judgement(asked, known, Launch(env, {}).architecture, given=given, findings=findings)
         if asked != known:
-            remarks.append(Remark("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
-        remarks += [Remark("warning", note) for note in command.notes]
-        if given or not remarks:
+            findings.append(Finding("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
+        findings += [Finding("warning", note) for note in command.notes]
+        if given or not findings:
             _apply(command, found, env, chosen)
-    remarks.sort(key=lambda remark: ("error", "warning", "note").index(remark.level))
+    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
     return found
 
 
 # --- flags ---------------------------------------------------------------------------------------------------
 
 
-def _given(command: Command, version: str) -> tuple[dict[str, Any], list[Remark]]:
+def _given(command: Command, version: str) -> tuple[dict[str, Any], list[Finding]]:
     """What the command gives, and what is wrong with its flags."""
     parser = flags.parser_of(version)
-    remarks: list[Remark] = []
-    argv, off = _with_file(command.flags, remarks)
-    argv = _without_ambiguous(argv, version, remarks)
+    findings: list[Finding] = []
+    argv, off = _with_file(command.flags, findings)
+    argv = _without_ambiguous(argv, version, findings)
     unknown: list[str] = []
 
     def parse(words: Sequence[str]) -> Any:
@@ -126,20 +119,20 @@ def _given(command: Command, version: str) -> tuple[dict[str, Any], list[Remark]
     try:
         values = given_by(parser, parse, argv)
     except flags.FlagError as error:
-        return {}, [*remarks, Remark("error", error.what, error.mend)]
-    remarks += _unknown(unknown, version, foreign=command.module == "dynamo.sglang")
+        return {}, [*findings, Finding("error", error.what, error.mend)]
+    findings += _unknown(unknown, version, foreign=command.module == "dynamo.sglang")
     by_field: dict[str, list[flags.Flag]] = {}
     for flag in flags.of(version):
         by_field.setdefault(flag.field, []).append(flag)
     typed = _typed(argv, version)
-    remarks += _retired(typed, version)
+    findings += _retired(typed, version)
     given = dict(off)
     for name, value in values.items():
-        given[name] = _value(name, value, by_field[name], remarks)
-    return {name: value for name, value in given.items() if value is not None}, remarks
+        given[name] = _value(name, value, by_field[name], findings)
+    return {name: value for name, value in given.items() if value is not None}, findings
 
 
-def _with_file(argv: Sequence[str], remarks: list[Remark]) -> tuple[list[str], dict[str, Any]]:
+def _with_file(argv: Sequence[str], findings: list[Finding]) -> tuple[list[str], dict[str, Any]]:
     """Merge a `--config` file into a command line, as SGLang does; and what it switches off."""
     words = list(argv)
     if "--config" not in words or words.index("--config") + 1 >= len(words):
@@ -147,14 +140,14 @@ def _with_file(argv: Sequence[str], remarks: list[Remark]) -> tuple[list[str], d
     at = words.index("--config")
     file = Path(words[at + 1])
     try:
-        import yaml
-
-        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        yaml = import_module("yaml")  # SGLang has it, this layer does not ask for it
     except ImportError:
-        remarks.append(Remark("note", f"--config {file} is not read: PyYAML is not installed here."))
+        findings.append(Finding("note", f"--config {file} is not read: PyYAML is not installed here."))
         return words, {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        remarks.append(Remark("error", f"--config {file} cannot be read: {error}.", "Give a YAML file."))
+    try:
+        content = dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        findings.append(Finding("error", f"--config {file} cannot be read: {error}.", "Give a YAML file."))
         return words, {}
     merged: list[str] = []
     off = {}
@@ -170,7 +163,7 @@ def _with_file(argv: Sequence[str], remarks: list[Remark]) -> tuple[list[str], d
     return merged + words[:at] + words[at + 2 :], off
 
 
-def _without_ambiguous(argv: Sequence[str], version: str, remarks: list[Remark]) -> list[str]:
+def _without_ambiguous(argv: Sequence[str], version: str, findings: list[Finding]) -> list[str]:
     """Take out flags that are the start of several others, and say of gone ones how this version reads them.
 
     A flag that is gone may be the start of a new one: then SGLang takes it for that one, without a word.
@@ -192,17 +185,17 @@ def _without_ambiguous(argv: Sequence[str], version: str, remarks: list[Remark])
         gone = f"; the flag itself exists {flags.stretches(elsewhere)}" if elsewhere else ""
         if len(matching) > 1:
             what = f"{option} is the start of several flags of SGLang {version}, {', '.join(matching)}{gone}."
-            remarks.append(Remark("error", what, _instead(option, version) if elsewhere else "Write it out."))
+            findings.append(Finding("error", what, _instead(option, version) if elsewhere else "Write it out."))
             skip = "=" not in word and (not elsewhere or elsewhere[-1].kind == "value")
             continue
         if elsewhere:
             what = f"SGLang {version} reads {option} as {matching[0]}{gone}."
-            remarks.append(Remark("warning", what, f"Write {matching[0]}."))
+            findings.append(Finding("warning", what, f"Write {matching[0]}."))
         kept.append(word)
     return kept
 
 
-def _unknown(words: Sequence[str], version: str, foreign: bool) -> Iterator[Remark]:
+def _unknown(words: Sequence[str], version: str, foreign: bool) -> Iterator[Finding]:
     """Say of each flag that the version does not have what became of it."""
     options = sorted({option for flag in flags.of(version) for option in flag.options})
     behind_unknown = False
@@ -211,24 +204,24 @@ def _unknown(words: Sequence[str], version: str, foreign: bool) -> Iterator[Rema
         if not option.startswith("--"):
             if not behind_unknown:
                 mend = "Quote it with its flag, or take it out."
-                yield Remark("error", f"{word!r} belongs to no flag of SGLang {version}.", mend)
+                yield Finding("error", f"{word!r} belongs to no flag of SGLang {version}.", mend)
             continue
         behind_unknown = True
         elsewhere = list(flags.with_option(option))
         if option in flags.FORK_FLAGS:
             what = f"{option} exists in no SGLang wheel; it is of {flags.FORK_FLAGS[option]}."
-            yield Remark("error", what, "Take it out, or use that fork.")
+            yield Finding("error", what, "Take it out, or use that fork.")
         elif elsewhere:
             where = f"{option} is not a flag of SGLang {version}; it exists {flags.stretches(elsewhere)}."
-            yield Remark("error", where, _instead(option, version))
+            yield Finding("error", where, _instead(option, version))
         elif option in flags.RENAMED:
             what = f"{option} is not a flag of SGLang {version}, nor of any from {flags.versions()[0]} on."
-            yield Remark("error", what, _instead(option, version))
+            yield Finding("error", what, _instead(option, version))
         elif foreign:
-            yield Remark("note", f"{option} is not a flag of SGLang {version}; it may be one of Dynamo's own.")
+            yield Finding("note", f"{option} is not a flag of SGLang {version}; it may be one of Dynamo's own.")
         else:
             what = f"{option} is not a flag of SGLang {version}, nor of any other from {flags.versions()[0]} on."
-            yield Remark("error", what, did_you_mean(option, options) if options else "")
+            yield Finding("error", what, did_you_mean(option, options) if options else "")
 
 
 def _instead(option: str, version: str) -> str:
@@ -258,36 +251,36 @@ def _typed(argv: Sequence[str], version: str) -> list[flags.Flag]:
     return found
 
 
-def _retired(typed: Sequence[flags.Flag], version: str) -> Iterator[Remark]:
+def _retired(typed: Sequence[flags.Flag], version: str) -> Iterator[Finding]:
     for flag in typed:
         if flag.gone:
-            yield Remark("error", f"SGLang {version} refuses {flag.options[0]}: {flag.gone}", "Take it out.")
+            yield Finding("error", f"SGLang {version} refuses {flag.options[0]}: {flag.gone}", "Take it out.")
         elif flag.new:
             what = f"{flag.options[0]} is on its way out in SGLang {version}."
-            yield Remark("note", what, f"Use {flag.new}.")
+            yield Finding("note", what, f"Use {flag.new}.")
 
 
-def _value(name: str, value: Any, meant: Sequence[flags.Flag], remarks: list[Remark]) -> Any:
+def _value(name: str, value: Any, meant: Sequence[flags.Flag], findings: list[Finding]) -> Any:
     """A value as SGLang would have it; None for one that only a shell can tell."""
     if isinstance(value, str) and value.startswith("$"):
-        remarks.append(Remark("note", f"{meant[0].options[0]} {value} is a variable of the shell: not judged."))
+        findings.append(Finding("note", f"{meant[0].options[0]} {value} is a variable of the shell: not judged."))
         return None
     flag = next((one for one in meant if one.kind in ("value", "append")), meant[0])
     values = value if isinstance(value, list) else [value]
     for one in values:
         if isinstance(one, str) and one in flags.FORK_VALUES:
             what = f"{flag.options[0]} {one} exists in no SGLang wheel; it is of {flags.FORK_VALUES[one]}."
-            remarks.append(Remark("error", what, f"Choose one of: {', '.join(flag.choices or ())}."))
+            findings.append(Finding("error", what, f"Choose one of: {', '.join(flag.choices or ())}."))
         elif isinstance(one, str) and flag.choices is not None and one not in flag.choices:
             what = f"{flag.options[0]} {one} is not a value that this SGLang takes."
-            remarks.append(Remark("error", what, f"Choose one of: {', '.join(flag.choices)}."))
+            findings.append(Finding("error", what, f"Choose one of: {', '.join(flag.choices)}."))
     if flag.type is None or not isinstance(value, str):
         return value
     try:
         return int(value) if flag.type == "int" else float(value)
     except ValueError:
         what = f"{flag.options[0]} {value} is no number."
-        remarks.append(Remark("error", what, f"Give {'a whole' if flag.type == 'int' else 'a'} number."))
+        findings.append(Finding("error", what, f"Give {'a whole' if flag.type == 'int' else 'a'} number."))
         return None
 
 
@@ -311,7 +304,7 @@ def _apply(command: Command, found: Judgement, env: Environment, in_force: Profi
         for name in settings.plugins:
             if name not in PluginManager.known():
                 what = f"GLM5_PLUGINS names an unknown plugin {name!r}."
-                found.remarks.append(Remark("error", what, did_you_mean(name, PluginManager.known())))
+                found.findings.append(Finding("error", what, did_you_mean(name, PluginManager.known())))
         added |= _of_plugins(manager, env, complete, found)
         complete |= {name: value for name, (_, value) in added.items()}
         launch = Launch(env, complete)
@@ -340,7 +333,7 @@ def _of_plugins(
             outcome = alone.outcome(alone.plugins[0], env)
         except Glm5Error as error:
             refused = True
-            found.remarks.append(Remark("error", error.what, error.mend))
+            found.findings.append(Finding("error", error.what, error.mend))
             found.outcomes[plugin.name] = "refused"
             continue
         found.outcomes[plugin.name] = "applied" if outcome is None else f"{outcome.verdict.value}: {outcome.reason}"
@@ -349,7 +342,7 @@ def _of_plugins(
     try:
         return {name: (plugin.name, value) for name, (plugin, value) in manager.server_args(env, complete).items()}
     except Glm5Error as error:
-        found.remarks.append(Remark("error", error.what, error.mend))
+        found.findings.append(Finding("error", error.what, error.mend))
         return {}
 
 
@@ -363,7 +356,7 @@ def _rules(fitting: Sequence[Profile], launch: Launch, found: Judgement) -> None
         if decision.does is Does.REFUSE:
             said[decision.why, decision.mend] = "error"
     for (why, mend), level in said.items():
-        found.remarks.append(Remark("error" if level == "error" else "warning", f"{why}.", mend))
+        found.findings.append(Finding("error" if level == "error" else "warning", f"{why}.", mend))
     found.rules_of = [profile.name for profile in fitting]
 
 
@@ -376,7 +369,7 @@ def _spell(added: Mapping[str, tuple[str, Any]], found: Judgement) -> list[str]:
         try:
             spelled = arguments.flags(parser, {name: value})
         except Glm5Error as error:
-            found.remarks.append(Remark("error", f"{who}: {error.what}", error.mend))
+            found.findings.append(Finding("error", f"{who}: {error.what}", error.mend))
             continue
         if spelled:
             found.added.append((who, shlex.join(spelled)))

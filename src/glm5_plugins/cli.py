@@ -13,9 +13,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from glm5_plugins.errors import Glm5Error
@@ -87,9 +89,22 @@ def _parser() -> argparse.ArgumentParser:
         "--from", dest="old", metavar="VERSION", help="the SGLang to compare with, not the installed one"
     )
     drift.add_argument("--download", action="store_true", help="fetch wheels with pip where they are not at hand")
+    report = command("report", _report, "Merge the reports of all processes, ranks and nodes into one table.")
+    report.add_argument("path", metavar="FOLDER", help="the folder, or the `.jsonl` file, of GLM5_REPORT")
     command("trace", _trace, "Try whether torch.compile can trace the FP4 path here, without plugins and with them.")
     command("enable", _enable, "Write the .pth line that brings the layer into every process of any SGLang.")
     command("disable", _disable, "Remove the .pth line.")
+    diagnose = command("diagnose", _diagnose, "Name the first cause in the log of a server that failed.")
+    diagnose.add_argument("log", metavar="LOG", nargs="+", help="a server's log file; - reads standard input")
+    campaign = command("campaign", _campaign, "Measure which plugins pay: run the arms of a plan, and report.")
+    campaign.add_argument("plan", metavar="PLAN", nargs="?", help="a TOML file; see --example")
+    campaign.add_argument("--out", metavar="FOLDER", help="where to keep it, or what to go on with")
+    campaign.add_argument("--retry-failed", action="store_true", help="try again what failed")
+    campaign.add_argument("--report-only", action="store_true", help="run nothing; PLAN may be a campaign's folder")
+    campaign.add_argument("--example", action="store_true", help="print a plan to start from")
+    compare = command("compare", _compare, "Compare two campaigns, such as before and after an upgrade.")
+    compare.add_argument("first", metavar="A", help="the folder of a campaign")
+    compare.add_argument("second", metavar="B", help="the folder of another")
     from glm5_plugins.warmup import command as warmup
 
     text = "Build FlashInfer's FP4 modules beforehand, on a machine with or without a GPU, or a folder of them to ship."
@@ -243,7 +258,7 @@ def _check(arguments: argparse.Namespace) -> int:
         print(f"Rules of {', '.join(judged.rules_of)}")
     for plugin, outcome in judged.outcomes.items():
         print(f"Plugin {plugin}: {outcome}")
-    _print_findings(judged.remarks)
+    _print_findings(judged.findings)
     for title, rows in (
         ("Would be added", [("", flag, f"by {who}") for who, flag in judged.added]),
         ("Would be set", [("", f"{name}={value}", "") for name, value in judged.variables.items()]),
@@ -261,9 +276,9 @@ def _launch(arguments: argparse.Namespace) -> int:
 
     typed = command.read(arguments.words or ["--"])
     judged = checking.judge(typed, None, arguments.arch, arguments.profile)
-    errors = [remark for remark in judged.remarks if remark.level == "error"]
-    for remark in errors:
-        _complain(Glm5Error(remark.what, remark.mend), NOT_IN_FORCE)
+    errors = [finding for finding in judged.findings if finding.level == "error"]
+    for finding in errors:
+        _complain(Glm5Error(finding.what, finding.mend), NOT_IN_FORCE)
     if arguments.json:
         return _print_json(dataclasses.asdict(judged) | {"sound": judged.sound}, bool(errors))
     if arguments.print:
@@ -375,6 +390,61 @@ def _about_upgrade(found: Any) -> str:
     return "whatever is in force now, and every plugin requested, is in force or not needed then."
 
 
+def _report(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from glm5_plugins import merging
+
+    try:
+        launches, problems = merging.read(Path(arguments.path))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{arguments.path!r} cannot be read: {error}", "Give the value of GLM5_REPORT.") from None
+    bad = not launches or not launches[0].healthy
+    if arguments.json:
+        return _print_json({"launches": [launch.as_json() for launch in launches], "problems": problems}, bad)
+    for number, launch in enumerate(launches):
+        if number:
+            print("\n\nAn earlier launch\n")
+        _print_launch(launch)
+    if not launches:
+        print(f"{arguments.path} holds no report.")
+    for problem in problems:
+        print(f"\nleft out: {problem}")
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _print_launch(launch: Any) -> None:
+    if launch.differences:
+        print("Differences")
+    for difference in launch.differences:
+        _print_table((), [("", difference.name, "", "")])
+        _print_table((), [("", "", value, ", ".join(map(str, at))) for value, at in reversed(difference.values)])
+    print("Plugins" if not launch.differences else "\nPlugins")
+    _print_table(
+        ("", "PLUGIN", "TARGET", "VERDICT", "FIRED", "IN", "REASON"),
+        [
+            (
+                "!" if line.differs or line.verdict.bad else "",
+                line.plugin,
+                line.target,
+                line.verdict.value,
+                "" if line.fired is None else str(line.fired),
+                line.where,
+                line.reason,
+            )
+            for line in launch.lines
+        ],
+    )
+    print("\nProcesses")
+    _print_table(
+        ("", "PROCESS", "STAGE", "AGREEMENT OF RANKS"),
+        [
+            ("", str(process), process.stage, ": ".join(filter(None, map(process.agreement.get, ("state", "reason")))))
+            for process in launch.processes
+        ],
+    )
+
+
 def _trace(arguments: argparse.Namespace) -> int:
     from glm5_plugins import doctor, trace
     from glm5_plugins.environment import Environment
@@ -438,6 +508,91 @@ def _disable(arguments: argparse.Namespace) -> int:
         return _print_json({"path": enable.path(), "changed": changed}, False)
     print(enable.path())
     _print_text("Removed." if changed else "It was not there.", stream=sys.stderr)
+    return FINE
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.diagnosis.reading import diagnose, diagnose_file
+
+    found = []
+    for name in arguments.log:
+        try:
+            found.append(diagnose(sys.stdin) if name == "-" else diagnose_file(Path(name)))
+        except OSError as error:
+            raise UsageError(
+                f"The log {name} cannot be read: {error.strerror}.", "Give the path of a file, or - for standard input."
+            ) from None
+    bad = any(diagnosis.verdict == "unknown" for diagnosis in found)
+    if arguments.json:
+        rows = [{"log": name, **dataclasses.asdict(d)} for name, d in zip(arguments.log, found, strict=True)]
+        return _print_json(rows, bad)
+    for number, (name, diagnosis) in enumerate(zip(arguments.log, found, strict=True)):
+        if number:
+            print()
+        if len(found) > 1:
+            print(f"== {name}")
+        _print_diagnosis(name, diagnosis)
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _print_diagnosis(log: str, diagnosis: Any) -> None:
+    print(diagnosis.name)
+    place = f"{log}:{diagnosis.line}" if diagnosis.line else ""
+    _print_fields(
+        [
+            ("cause", diagnosis.cause),
+            ("cure", diagnosis.cure),
+            ("see", diagnosis.link),
+            ("where", " ".join(filter(None, [place, diagnosis.process and f"in {diagnosis.process}"]))),
+            ("line", diagnosis.evidence),
+            ("code", diagnosis.frame),
+            ("last stage", diagnosis.stage),
+            ("later", ", ".join(diagnosis.later)),
+        ]
+    )
+
+
+def _campaign(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.campaign import command
+
+    if arguments.example:
+        from glm5_plugins.campaign.plan import EXAMPLE
+
+        print(EXAMPLE, end="")
+        return FINE
+    if arguments.plan is None:
+        raise UsageError("A campaign needs a plan.", "`glm5-plugins campaign --example > plan.toml` writes one.")
+    out = Path(arguments.out) if arguments.out else None
+    try:
+        folder = command.run(
+            Path(arguments.plan), out, retry_failed=arguments.retry_failed, report_only=arguments.report_only
+        )
+    except KeyboardInterrupt:
+        print("\nglm5-plugins: interrupted; run the same command again to go on.", file=sys.stderr)
+        return 128 + signal.SIGINT
+    from glm5_plugins.campaign.report import build, load, markdown_of
+
+    report = build(load(folder))
+    bad = bool(report.failures)
+    if arguments.json:
+        return _print_json(dataclasses.asdict(report) | {"folder": folder}, bad)
+    for line in report.summary:
+        print(line.replace("**", ""))
+    print(f"\n{markdown_of(report.decisions)}\n\n{folder / 'report.html'}\n{folder / 'report.md'}")
+    return NOT_IN_FORCE if bad else FINE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from glm5_plugins.campaign import command
+
+    command.need_extra("scipy")
+    from glm5_plugins.campaign import comparison
+    from glm5_plugins.campaign.report import load
+
+    both = comparison.compare(load(Path(arguments.first)), load(Path(arguments.second)))
+    if arguments.json:
+        return _print_json(dataclasses.asdict(both), False)
+    print(comparison.markdown(both, arguments.first, arguments.second), end="")
     return FINE
 
 

@@ -595,10 +595,13 @@ def _reached(processes: Sequence[Process], env: Environment) -> list[Finding]:
 def _seams(env: Environment) -> list[Finding]:
     """The layer's own hold on SGLang, checked as patches are."""
     findings = []
-    for seam in seams.here(env):
-        lacking = source.lacks(seam.target, seam.needs, env.roots)
+    here = list(seams.here(env))
+    relied_on = [(seam.step, seam.target, seam.needs) for seam in here]
+    relied_on += [("agreement", target, ()) for target in seams.RELIED_ON if here]
+    for step, target, needs in relied_on:
+        lacking = source.lacks(target, needs, env.roots)
         if lacking is not None:
-            what = f"The layer itself would not be in force ({seam.step}): {lacking}."
+            what = f"The layer itself would not be in force ({step}): {lacking}."
             findings.append(Finding("error", what, "This SGLang is not one it is made for; report it."))
     return findings
 

@@ -134,6 +134,11 @@ class Environment:
             return None
         return None if not any(version.release) else version
 
+    def public_version(self, distribution: str) -> str:
+        """Return the version without its local part (`+cu130`), or all of one that cannot be placed, or `absent`."""
+        version = self.version(distribution)
+        return version.public if version is not None else self.version_text(distribution) or "absent"
+
     def place(self, window: Window) -> Place:
         """Say where the installed version stands against `window`."""
         name = window.requirement.name

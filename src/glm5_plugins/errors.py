@@ -15,9 +15,9 @@ class Glm5Error(Exception):
     """
 
     def __init__(self, what: str, mend: str = "") -> None:
-        super().__init__(what, mend)
-        self.what = what
-        self.mend = mend
+        self.what = _on_one_line(what)
+        self.mend = _on_one_line(mend)
+        super().__init__(self.what, self.mend)
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.mend}" if self.mend else self.what
@@ -37,6 +37,11 @@ class PluginError(Glm5Error):
 
 class NotApplicable(Exception):
     """Raised by a patch's `using` when there is nothing here for it to do; the text is the reason."""
+
+
+def _on_one_line(text: str) -> str:
+    """Spell line breaks out: a value of the user's, or an error of others, may hold some."""
+    return "".join(repr(letter)[1:-1] if letter.splitlines() == [""] else letter for letter in text)
 
 
 def stop(error: Glm5Error) -> SystemExit:

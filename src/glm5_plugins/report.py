@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import logging
 import os
+import secrets
 import socket
-import tempfile
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +20,10 @@ from typing import Any
 from glm5_plugins.patching import Verdict
 
 logger = logging.getLogger("glm5_plugins")
+
+HOST = socket.gethostname()
+
+_LOCK_TRIES = 200  # of 10 ms
 
 
 @dataclass(frozen=True)
@@ -82,18 +90,24 @@ class Report:
             self._said[key] = state
             self.say(logging.ERROR if row.verdict.bad else logging.INFO, str(row))
 
-    def write(self, role: str, document: dict[str, Any]) -> None:
-        """Write this process's JSON; a failure is logged once and does not stop the server."""
+    def write(self, role: str, server: int, document: dict[str, Any]) -> None:
+        """Write this process's JSON; a failure is logged once and does not stop the server.
+
+        Args:
+            role: What this process does.
+            server: The pid of the server's main process.
+            document: Plain values to add to those of the process.
+        """
         if self.path is None:
             return
-        process = {"pid": os.getpid(), "parent": os.getppid(), "role": role, "host": socket.gethostname()}
+        process = {"pid": os.getpid(), "parent": os.getppid(), "server": server, "role": role, "host": HOST}
         times = {"started": self.started, "written": time.time()}
         text = json.dumps({"process": process | times, **document}, default=str)
         try:
             if self.path.suffix == ".jsonl":
                 _append(self.path, text)
             else:
-                _replace(self.path / f"glm5-{role}-{os.getpid()}.json", text)
+                _replace(self.path / f"glm5-{_in_a_name(HOST)}-{role}-{os.getpid()}.json", text)
         except OSError as error:
             if not self._write_failed:
                 self.say(logging.WARNING, f"GLM5_REPORT={self.path} cannot be written: {error}")
@@ -105,23 +119,73 @@ def row_as_json(row: Row) -> dict[str, Any]:
     return asdict(row) | {"verdict": row.verdict.value}
 
 
+def _in_a_name(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in text)
+
+
 def _append(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    """Add a whole line or nothing."""
+    _make_folder(path.parent)
+    # Not through a link, and not waiting for the reader of a pipe.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
     try:
-        os.write(descriptor, (text + "\n").encode())
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.EPERM, "not a regular file of its own", str(path))
+        _lock(descriptor)
+        size = os.fstat(descriptor).st_size
+        # A process that was killed while it wrote has left a line without an end.
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        try:
+            _write_all(descriptor, ("\n" * torn + text + "\n").encode())
+        except OSError:
+            os.ftruncate(descriptor, size)  # the disk is full: no half line for the next one to run into
+            raise
     finally:
         os.close(descriptor)
 
 
+def _lock(descriptor: int) -> None:
+    """Wait a moment for the processes that write at the same time; the kernel unlocks for one that is killed."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+    raise OSError(errno.EAGAIN, "another process keeps it locked")
+
+
 def _replace(path: Path, text: str) -> None:
-    """Write a whole file or nothing: another process never reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Write a whole file or nothing: another process never reads half of it, and a kill leaves no half behind."""
+    _make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text + "\n")
-        os.replace(name, path)
+        descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o600)  # it has no name yet
+        nameless = True
+    except OSError:  # network file systems
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        nameless = False
+    try:
+        _write_all(descriptor, (text + "\n").encode())
+        if nameless:
+            # Only with a src_dir_fd does Python follow the link of /proc; an absolute path makes no other use of it.
+            os.link(f"/proc/self/fd/{descriptor}", temporary, src_dir_fd=descriptor, follow_symlinks=True)
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
+    finally:
+        os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

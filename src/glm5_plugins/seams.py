@@ -7,11 +7,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from glm5_plugins import arguments
+from glm5_plugins.agreement import Group
 from glm5_plugins.environment import Environment, Place, Window
-from glm5_plugins.patching import Patch, Probe, Stage
+from glm5_plugins.patching import Drift, Patch, Probe, Stage
 from glm5_plugins.probes import SourceHas
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def _engine_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]
 
 def _logging_configured(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     result = proceed()
+    layer.metrics = bool(getattr(bound["server_args"], "enable_metrics", False))
     layer.logging_is_up()
     return result
 
@@ -54,41 +57,68 @@ def _logging_configured(layer: Layer, bound: dict[str, Any], proceed: Callable[[
 def _resolved(server_args: Any, names: Iterable[str]) -> dict[str, Any]:
     """What SGLang decided on, by field: the record itself, or from 0.5.19 what stands beside it."""
     view = server_args
-    with contextlib.suppress(ImportError):
-        from sglang.srt.arg_groups.overrides import resolved_view
-
-        view = resolved_view(server_args)
+    with contextlib.suppress(ImportError, AttributeError):
+        view = import_module("sglang.srt.arg_groups.overrides").resolved_view(server_args)
     return {name: getattr(view, name) for name in names if hasattr(view, name)}
 
 
 def _launch(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     layer.reach(Stage.ARGUMENTS)
+    layer.launches()
     result = layer.manager.startup(bound["server_args"], proceed)
     try:
         layer.resolved(_resolved(bound["server_args"], layer.added))
     except Exception as error:  # the server is up: a comparison is not worth ending it for
         layer.note(f"what SGLang made of the added arguments cannot be read: {type(error).__name__}: {error}")
     layer.reach(Stage.STARTUP)
+    layer.ready()
     return result
 
 
 def _model_load(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
     layer.verify()
+    layer.agree(Stage.MODEL_LOAD)
     result = layer.manager.model_load(bound["self"], proceed)
     layer.reach(Stage.MODEL_LOAD)
     return result
 
 
 def _capture_decode(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    layer.agree(Stage.CAPTURE)
     result = layer.manager.graph_capture(bound.get("model_runner", bound.get("self")), "decode", proceed)
     layer.captured("decode")
     return result
 
 
 def _capture_prefill(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    layer.agree(Stage.CAPTURE)
     result = layer.manager.graph_capture(bound.get("model_runner", bound.get("self")), "prefill", proceed)
     layer.captured("prefill")
     return result
+
+
+def _scheduler_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    result = proceed()
+    layer.ready()
+    return result
+
+
+def _scheduler_asked(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    result = proceed()
+    # A new dictionary: up to 0.5.13 this one is the server arguments' own.
+    result.internal_state = {**result.internal_state, KEY: {layer.env.role.value: layer.summary()}}
+    return result
+
+
+async def _main_asked(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
+    states = await proceed()
+    for state in states:
+        state[KEY] = {layer.env.role.value: layer.summary(), **state.get(KEY, {})}
+    return states
+
+
+KEY = "glm5_plugins"
+"""Where `/server_info` holds what the layer says: in each of its `internal_states`, by process role."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +173,7 @@ _PAST_THE_METHOD = "start-up goes past the method, straight to what it calls"
 _SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 
 SEAMS: tuple[Seam, ...] = (
-    Seam("logging", "sglang.srt.utils.common:configure_logger", _logging_configured),
+    Seam("logging", "sglang.srt.utils.common:configure_logger", _logging_configured, needs=("server_args",)),
     Seam("arguments", "sglang.srt.server_args:ServerArgs.add_cli_args", _parser_made, needs=("parser",)),
     Seam(
         "arguments",
@@ -221,6 +251,9 @@ SEAMS: tuple[Seam, ...] = (
         needs=("model_runner",),
         requires="sglang>=0.5.16",
     ),
+    Seam("scheduler ready", "sglang.srt.managers.scheduler:Scheduler.__init__", _scheduler_made),
+    Seam("scheduler asked", "sglang.srt.managers.scheduler:Scheduler.get_internal_state", _scheduler_asked),
+    Seam("main asked", "sglang.srt.managers.tokenizer_manager:TokenizerManager.get_internal_state", _main_asked),
 )
 
 
@@ -238,3 +271,29 @@ def _in_source(seam: Seam, env: Environment) -> bool:
     if source.lacks(seam.target, seam.needs, env.roots) is not None:
         return False
     return seam.outside is None or seam.outside(env) is None
+
+
+_PARALLEL = "sglang.srt.distributed.parallel_state"
+
+RELIED_ON: tuple[str, ...] = (f"{_PARALLEL}:get_world_group",)
+"""Functions that the layer calls without going around them, in all versions."""
+
+RELIED_ON_IN_INSTANCES: tuple[str, ...] = tuple(
+    f"{_PARALLEL}:GroupCoordinator.{name}" for name in ("rank_in_group", "world_size", "cpu_group")
+)
+"""What the layer reads from the instances of a class, in all versions."""
+
+
+def world() -> Group | None:
+    """All ranks of this server; None as long as SGLang has not made their group.
+
+    Raises:
+        Drift: This SGLang has no such group.
+    """
+    try:
+        group = import_module(_PARALLEL).get_world_group()
+        return Group(group.rank_in_group, group.world_size, group.cpu_group)
+    except AssertionError:
+        return None
+    except (ImportError, AttributeError) as error:
+        raise Drift(f"the group of all ranks is not where it was: {error}") from error

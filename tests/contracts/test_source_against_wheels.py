@@ -4,6 +4,7 @@
 ``GLM5_TEST_ATLAS`` names a JSON file of known places, ``{"sglang": {version: {"hook_targets": …}}}``.
 """
 
+import ast
 import importlib.util
 import json
 import os
@@ -11,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from glm5_plugins.environment import Place, Window
-from glm5_plugins.seams import SEAMS
+from glm5_plugins.fp4.sites import DENSE, LOADING, OWN_OPERATOR, RAW, STASH
+from glm5_plugins.seams import RELIED_ON, RELIED_ON_IN_INSTANCES, SEAMS
 from glm5_plugins.source import Definition, find, lacks
 
 WHEELS = Path(os.environ.get("GLM5_TEST_WHEELS", "nowhere"))
 ATLAS = Path(os.environ.get("GLM5_TEST_ATLAS", "nowhere"))
+COPIES = ("sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",)
+"""Modules that hold a function of FlashInfer which they import from another module of SGLang."""
 SGLANG = sorted(WHEELS.glob("sg-*"))
 FLASHINFER = sorted(WHEELS.glob("fi-*"))
 
@@ -63,6 +68,14 @@ def test_every_seam_of_the_version_is_there(root: Path) -> None:
     assert [lacks(seam.target, seam.needs, [root]) for seam in here] == [None] * len(here)
 
 
+@pytest.mark.skipif(not SGLANG, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", SGLANG, ids=lambda root: root.name)
+def test_what_the_layer_relies_on_besides_is_there(root: Path) -> None:
+    assert [lacks(target, (), [root]) for target in RELIED_ON] == [None] * len(RELIED_ON)
+    for target in RELIED_ON_IN_INSTANCES:
+        assert "it is set on instances" in str(lacks(target, (), [root]))
+
+
 @pytest.mark.skipif(not FLASHINFER, reason="needs GLM5_TEST_WHEELS")
 @pytest.mark.parametrize("root", FLASHINFER, ids=lambda root: root.name)
 def test_fp4_quantize_is_found_through_its_re_exports(root: Path) -> None:
@@ -83,3 +96,54 @@ def test_the_installed_sglang() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed")
 def test_the_installed_flashinfer() -> None:
     assert find("flashinfer:fp4_quantize").kind == "function"
+
+
+def raw_imports(root: Path) -> set[tuple[str, str]]:
+    """(function, module) of every import of an FP4 function from FlashInfer, at any depth."""
+    found = set()
+    aliases = {"nvfp4_block_scale_interleave": "block_scale_interleave"}
+    functions = {raw.function for raw in RAW} | set(aliases)
+    for file in sorted((root / "sglang" / "srt").rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "flashinfer" not in text or not any(function in text for function in functions):
+            continue
+        module = ".".join(file.relative_to(root).with_suffix("").parts)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flashinfer":
+                for alias in node.names:
+                    if alias.name in functions:
+                        found.add((aliases.get(alias.name, alias.name), module))
+    return found
+
+
+@pytest.mark.skipif(not SGLANG, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", SGLANG, ids=lambda root: root.name)
+def test_every_raw_fp4_call_is_in_the_table_and_only_those(root: Path) -> None:
+    version = Version(root.name.removeprefix("sg-"))
+    imported = {key for key in raw_imports(root) if key[1] not in LOADING}
+    listed = {
+        (raw.function, site.module)
+        for raw in RAW
+        for site in raw.sites
+        if SpecifierSet(site.sglang).contains(version) and site.module not in COPIES
+    }
+    assert imported == listed
+
+
+@pytest.mark.skipif(not SGLANG, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", SGLANG, ids=lambda root: root.name)
+def test_the_dense_binding_and_sglangs_own_operator(root: Path) -> None:
+    version = Version(root.name.removeprefix("sg-"))
+    assert lacks(DENSE, (), [root]) is None
+    has_operator = version >= Version("0.5.12")
+    assert (lacks(OWN_OPERATOR, (), [root]) is None) == has_operator
+    assert (lacks(STASH, (), [root]) is None) == has_operator
+
+
+@pytest.mark.skipif(not FLASHINFER, reason="needs GLM5_TEST_WHEELS")
+@pytest.mark.parametrize("root", FLASHINFER, ids=lambda root: root.name)
+def test_every_fp4_function_is_in_every_flashinfer_of_its_window(root: Path) -> None:
+    version = Version(root.name.removeprefix("fi-"))
+    for raw in RAW:
+        if Window.parse(raw.requires[1]).place(version) is Place.INSIDE:
+            assert lacks(raw.target, (), [root]) is None

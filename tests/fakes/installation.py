@@ -15,7 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from glm5_plugins.environment import Place, Window
-from glm5_plugins.seams import SEAMS
+from glm5_plugins.seams import RELIED_ON, SEAMS
 
 EXPLODES = "raise SystemExit('imported')\n"
 
@@ -73,6 +73,9 @@ class Installation:
             owner, _, name = path.rpartition(".")
             key = module.replace(".", "/") + ".py", owner
             methods[key] = methods.get(key, "") + f"    def {name}({', '.join(['self', *seam.needs])}): ...\n"
+        for target in RELIED_ON:
+            module, _, name = target.partition(":")
+            made[module.replace(".", "/") + ".py"] = f"def {name}(): ...\n"
         for (file, owner), text in methods.items():
             head = f"class {owner}:\n" if owner else "if True:\n"
             made[file] = made.get(file, "") + head + text

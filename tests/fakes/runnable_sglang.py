@@ -9,7 +9,9 @@ from __future__ import annotations
 _COMMON = {
     "sglang/__init__.py": "",
     "sglang/srt/utils/common.py": """
-        import logging
+        import ctypes, logging, signal
+        def die_with_parent():
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         def configure_logger(server_args, prefix=""):
             logging.basicConfig(level=logging.INFO, format=f"[log{prefix}] %(message)s", force=True)
     """,
@@ -36,23 +38,46 @@ _COMMON = {
             return ServerArgs(**vars(parser.parse_args(argv)))
     """,
     "sglang/srt/managers/detokenizer_manager.py": """
-        from sglang.srt.utils.common import configure_logger
+        from sglang.srt.utils.common import configure_logger, die_with_parent
         LOAD
         def run_detokenizer_process(server_args):
+            die_with_parent()
             load_plugins()
             configure_logger(server_args, " detokenizer")
     """,
     "sglang/srt/managers/scheduler.py": """
-        from sglang.srt.utils.common import configure_logger
+        import os, signal, traceback
+        from types import SimpleNamespace
+        from sglang.srt.utils.common import configure_logger, die_with_parent
         LOAD
+        class Scheduler:
+            def __init__(self, server_args):
+                from sglang.srt.model_executor.model_runner import ModelRunner
+                runner = ModelRunner()
+                runner.load_model()
+                runner.capture()
+            def get_internal_state(self, recv_req): return SimpleNamespace(internal_state={"a": 1})
         def run_scheduler_process(server_args):
+            die_with_parent()
             load_plugins()
             configure_logger(server_args, " scheduler")
-            from sglang.srt.model_executor.model_runner import ModelRunner
-            runner = ModelRunner()
-            runner.load_model()
-            runner.capture()
-            print("scheduler is ready", flush=True)
+            try: Scheduler(server_args)
+            except Exception:
+                traceback.print_exc()
+                os.kill(os.getppid(), signal.SIGQUIT)
+            else: print("scheduler is ready", flush=True)
+    """,
+    "sglang/srt/managers/tokenizer_manager.py": """
+        class ControlMixin:
+            async def get_internal_state(self): return [{"a": 1}]
+        class TokenizerManager(ControlMixin): pass
+    """,
+    "sglang/srt/distributed/parallel_state.py": """
+        class GroupCoordinator:
+            rank_in_group: int = 0
+            world_size: int = 1
+            cpu_group: object = None
+        def get_world_group(): return GroupCoordinator()
     """,
     "sglang/launch_server.py": """
         import sys
@@ -86,20 +111,29 @@ _CONFIG_PARSER = """
             return found
 """
 _ENGINE = """
-    import multiprocessing as mp
+    import multiprocessing as mp, os, signal, sys
     from sglang.srt.utils.common import configure_logger
     from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
     from sglang.srt.server_args import ServerArgs
+    def end_with(children, why):
+        for child in children: child.kill()
+        print(why, file=sys.stderr, flush=True)
+        os._exit(1)
     def launch(server_args):
         configure_logger(server_args)
+        signal.signal(signal.SIGQUIT, lambda number, frame: end_with(children, "a child failed"))
         context = mp.get_context("spawn")
         children = [context.Process(target=target, args=(server_args,))
                     for target in (run_scheduler_process, run_detokenizer_process)]
         for child in children: child.start()
-        for child in children: child.join()
-        if any(child.exitcode for child in children):
-            raise SystemExit("a child ended with " + str([child.exitcode for child in children]))
+        try:
+            for child in children: child.join()
+        except KeyboardInterrupt:
+            end_with(children, "interrupted")
+        # As SGLang up to 0.5.9 does: it hears of the end of schedulers, and of others only what they tell it.
+        if children[0].exitcode:
+            raise SystemExit("the scheduler ended with " + str(children[0].exitcode))
 """
 _NEW = {
     "sglang/srt/utils/server_args_config_parser.py": _CONFIG_PARSER,

@@ -135,11 +135,7 @@ def prepare(wheels: Path, work: Path) -> dict[str, str]:
         install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         files = sorted(str(path) for path in wheels.glob("*.whl"))
         subprocess.run([*install, "--no-cache-dir", "--target", str(site), *files], check=True)
-    info = extra / "fp4_mlp-1.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fp4-mlp\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nfp4_mlp = fp4_mlp:register\n")
-    (extra / "fp4_mlp.py").write_text(textwrap.dedent(MLP))
+    write_plugin(extra)
     libraries = os.pathsep.join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), str(wheels.resolve())]))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GLM5_", "SGLANG_"))}
     return {
@@ -152,6 +148,16 @@ def prepare(wheels: Path, work: Path) -> dict[str, str]:
         "no_proxy": "127.0.0.1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def write_plugin(folder: Path) -> Path:
+    """Write the plugin as an installed distribution below `folder`, to be put on PYTHONPATH."""
+    info = folder / "fp4_mlp-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fp4-mlp\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nfp4_mlp = fp4_mlp:register\n")
+    (folder / "fp4_mlp.py").write_text(textwrap.dedent(MLP))
+    return folder
 
 
 def write_model(folder: Path) -> Path:

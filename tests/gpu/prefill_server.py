@@ -25,7 +25,9 @@ import statistics
 import sys
 import textwrap
 import time
+import urllib.error
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -110,8 +112,13 @@ class GpuServer(ServerProcess):
         ]
 
     def flush(self) -> None:
-        """Forget every cached prefix."""
-        self._open("/flush_cache", 30, b"")
+        """Forget every cached prefix; SGLang refuses as long as a request is not quite over."""
+        for _ in range(50):
+            with suppress(urllib.error.HTTPError):
+                self._open("/flush_cache", 30, b"")
+                return
+            time.sleep(0.2)
+        raise ServerError("the cache was not flushed within 10 s")
 
     def prefill_ms(self, prompt: Sequence[int]) -> float:
         """How long the first token of a new prompt takes, over HTTP."""

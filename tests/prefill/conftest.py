@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from glm5_plugins.prefill import compiling
 from tests.support.server import STANDINS
 
 try:
@@ -73,6 +74,8 @@ class Runner:
             for size in SIZES:
                 for _ in range(2):
                     self.model(self.static[:size])
+        for compilation in compiling.COMPILATIONS:
+            compilation.seal()  # as the plugin does when SGLang's capture is over
 
     @contextmanager
     def inside(self) -> Iterator[None]:

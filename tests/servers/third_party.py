@@ -60,6 +60,55 @@ PLUGINS = {
             yield Patch("sglang.srt.server_args:ServerArgs.__post_init__", same, "to see it called",
                         must_fire_by=Stage.ARGUMENTS)
     ''',
+    "uneven": '''
+        """Has another verdict in the rank that comes second: whoever makes a file first is in force."""
+        import os
+        from glm5_plugins import NotApplicable, Patch, hookimpl
+        def first_come(env):
+            def wrap(old):
+                if env.role.value == "scheduler":
+                    try: os.close(os.open(os.environ["FIELD_LOCK"], os.O_CREAT | os.O_EXCL))
+                    except FileExistsError: raise NotApplicable("another rank was first") from None
+                def new(*args, **kwargs): return old(*args, **kwargs)
+                return new
+            return wrap
+        @hookimpl
+        def glm5_patches(env):
+            yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", first_come(env), "one only")
+    ''',
+    "half": '''
+        """Cannot be applied in the detokenizer, where alone it fails."""
+        from glm5_plugins import Patch, hookimpl
+        def wrap(env):
+            def same(old):
+                if env.is_child: raise ValueError("not in this process")
+                return lambda *args, **kwargs: old(*args, **kwargs)
+            return same
+        @hookimpl
+        def glm5_patches(env):
+            yield Patch("sglang.srt.managers.detokenizer_manager:DetokenizerManager.event_loop", wrap(env), "to fail")
+    ''',
+    "pauses": '''
+        """Stops at the step that FIELD_PAUSE names, until somebody ends the process."""
+        import os, time
+        from glm5_plugins import hookimpl
+        def pause(step):
+            if os.environ.get("FIELD_PAUSE") == step:
+                print(f"paused in {step}", flush=True)
+                time.sleep(600)
+        @hookimpl(wrapper=True)
+        def glm5_startup():
+            pause("startup")
+            return (yield)
+        @hookimpl(wrapper=True)
+        def glm5_model_load():
+            pause("model load")
+            return (yield)
+        @hookimpl(wrapper=True)
+        def glm5_graph_capture():
+            pause("capture")
+            return (yield)
+    ''',
     "raises": '''
         """Raises while the model loads."""
         from glm5_plugins import hookimpl

@@ -36,7 +36,7 @@ SGLANG = ("-m", "sglang.launch_server")
 
 _GRPC_OFFSET = 10000  # 0.5.12 and later derive a gRPC port, and refuse to start if that is above 65535
 _OURS = ("GLM5_", "SGLANG_", "PYTEST_")
-_CPU_ARGS = (
+CPU_ARGS = (
     *("--load-format", "dummy"),
     *("--device", "cpu"),
     *("--attention-backend", "torch_native"),
@@ -84,9 +84,9 @@ class ServerProcess:
         self.ready_after: float | None = None
         self._timeout = timeout
         self._progress = progress
-        self._argv = [str(python), *launcher, "--model-path", str(model), *_CPU_ARGS]
+        self._argv = [str(python), *launcher, "--model-path", str(model), *CPU_ARGS]
         self._argv += ["--host", "127.0.0.1", "--port", str(self.port), *args]
-        self._env = {**_inherited(), **_cpu_environment(Path(python)), **(env or {})}
+        self._env = {**_inherited(), **cpu_environment(Path(python)), **(env or {})}
         self._popen: subprocess.Popen[bytes] | None = None
         self._log_file: IO[bytes] | None = None
         self._seen: dict[Process, None] = {}
@@ -229,7 +229,7 @@ def _inherited() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(_OURS) and k not in dropped}
 
 
-def _cpu_environment(python: Path) -> dict[str, str]:
+def cpu_environment(python: Path) -> dict[str, str]:
     environment = {
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONPATH": str(STANDINS),

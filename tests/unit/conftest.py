@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from glm5_plugins import imports
+from glm5_plugins.enable import LINE
+from tests.fakes.runnable_sglang import runnable_sglang
 
 Write = Callable[..., Path]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -80,3 +83,41 @@ def run(tmp_path: Path) -> Run:
         return result
 
     return run_code
+
+
+@pytest.fixture
+def site(package, tmp_path):
+    """Write a made-up SGLang and third-party plugins: `site("0.5.23", probe=PROBE)`."""
+
+    def install(version: str, **plugins: str) -> Path:
+        points = "".join(f"{name} = pkg_b.{name}\n" for name in plugins)
+        return package(
+            {
+                **runnable_sglang(version),
+                "third_party-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: third-party\nVersion: 1\n",
+                "third_party-1.dist-info/entry_points.txt": f"[glm5_plugins]\n{points}",
+                **{f"pkg_b/{name}.py": source for name, source in plugins.items()},
+            }
+        )
+
+    return install
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start the made-up server and return what it printed, its status, and the reports by role."""
+
+    def start(*argv: str, pth: bool = False, **env: str):
+        site = tmp_path / "site"
+        environment = {**os.environ, "PYTHONPATH": str(site), "GLM5_REPORT": str(tmp_path / "reports"), **env}
+        if pth:
+            # A folder on PYTHONPATH is not searched for .pth files; sitecustomize makes it one that is.
+            (site / "glm5_plugins.pth").write_text(LINE)
+            (site / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(site)!r})")
+        command = [sys.executable, "-W", "ignore", *argv]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+        folder = tmp_path / "reports"
+        reports = [json.loads(path.read_text()) for path in folder.glob("*.json")] if folder.exists() else []
+        return done, {report["process"]["role"]: report for report in reports}
+
+    return start

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from glm5_plugins.enable import LINE
-from tests.fakes.runnable_sglang import runnable_sglang
 
 ENTRY_POINT = ("-m", "sglang.launch_server")
 LAUNCHER = ("-m", "glm5_plugins.launch", "sglang.launch_server")
@@ -33,44 +29,6 @@ def glm5_model_load(model_runner):
     print("probe after", flush=True)
     return result
 '''
-
-
-@pytest.fixture
-def site(package, tmp_path):
-    """Write a made-up SGLang and third-party plugins: `site("0.5.23", probe=PROBE)`."""
-
-    def install(version: str, **plugins: str) -> Path:
-        points = "".join(f"{name} = pkg_b.{name}\n" for name in plugins)
-        return package(
-            {
-                **runnable_sglang(version),
-                "third_party-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: third-party\nVersion: 1\n",
-                "third_party-1.dist-info/entry_points.txt": f"[glm5_plugins]\n{points}",
-                **{f"pkg_b/{name}.py": source for name, source in plugins.items()},
-            }
-        )
-
-    return install
-
-
-@pytest.fixture
-def launch(tmp_path):
-    """Start the made-up server and return what it printed, its status, and the reports by role."""
-
-    def start(*argv: str, pth: bool = False, **env: str):
-        site = tmp_path / "site"
-        environment = {**os.environ, "PYTHONPATH": str(site), "GLM5_REPORT": str(tmp_path / "reports"), **env}
-        if pth:
-            # A folder on PYTHONPATH is not searched for .pth files; sitecustomize makes it one that is.
-            (site / "glm5_plugins.pth").write_text(LINE)
-            (site / "sitecustomize.py").write_text(f"import site; site.addsitedir({str(site)!r})")
-        command = [sys.executable, "-W", "ignore", *argv]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-        folder = tmp_path / "reports"
-        reports = [json.loads(path.read_text()) for path in folder.glob("*.json")] if folder.exists() else []
-        return done, {report["process"]["role"]: report for report in reports}
-
-    return start
 
 
 def rows(report: dict, plugin: str) -> dict[str, dict]:
@@ -97,8 +55,12 @@ def test_every_process_reports_by_entry_point(site, launch):
     assert "probe before\nloading\nprobe after\nscheduler is ready" in done.stdout
     assert set(reports) == {"main", "scheduler", "detokenizer"}
     assert {report["layer"]["way"] for report in reports.values()} == {"entry point"}
-    assert {report["stage"] for role, report in reports.items() if role == "scheduler"} == {"graph capture"}
-    assert reports["main"]["stage"] == "startup"
+    assert {role: report["stage"] for role, report in reports.items()} == {
+        "main": "ready",
+        "scheduler": "ready",
+        "detokenizer": "logging is up",
+    }
+    assert {report["process"]["server"] for report in reports.values()} == {reports["main"]["process"]["pid"]}
     for report in reports.values():
         assert [row["plugin"] for row in report["rows"]] == ["no_fullgraph"] * 3 + ["probe"] * 2
         assert rows(report, "no_fullgraph")["install_torch_compiled"]["verdict"] == "not needed"
@@ -366,8 +328,56 @@ def test_the_line_does_nothing_without_a_variable_and_only_waits_with_one(site, 
     )
 
 
+def test_server_info_holds_what_scheduler_and_main_process_say(site, run):
+    """SGLang's own answer stays as it is, and its own dictionary is not written to."""
+    site("0.5.23", probe=PROBE)
+    out = run(
+        """
+        import asyncio, json
+        from sglang.srt.plugins import load_plugins
+        load_plugins()
+        from sglang.srt.managers.scheduler import Scheduler
+        from sglang.srt.managers.tokenizer_manager import ControlMixin, TokenizerManager
+        told = Scheduler.get_internal_state(None, None).internal_state
+        assert told["a"] == 1
+        (state,) = asyncio.run(TokenizerManager().get_internal_state())
+        assert state["a"] == 1
+        assert asyncio.run(ControlMixin().get_internal_state()) == [{"a": 1}]
+        json.dumps([told, state])
+        print(json.dumps(state["glm5_plugins"]["main"]))
+        """,
+        env={"GLM5_PLUGINS": "probe"},
+        options=("-W", "ignore"),
+    ).stdout
+    said = json.loads(out.splitlines()[-1])
+    assert said["plugins"] == ["probe"]
+    assert {row["target"].rpartition(":")[2] for row in said["rows"]} == {"ModelRunner.load_model", "glm5_model_load"}
+
+
+@pytest.mark.parametrize(("setting", "state"), [("on", "not compared"), ("off", "off")])
+def test_the_report_says_whether_ranks_compared(site, launch, setting, state):
+    site("0.5.23")
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph", GLM5_AGREEMENT=setting)
+    assert done.returncode == 0, done.stderr
+    assert reports["scheduler"]["agreement"]["state"] == state
+    assert done.stderr.count(f"agreement of ranks before graph capture: {state}") == 1
+
+
+def test_a_group_of_ranks_that_has_moved_is_said(site, launch, package):
+    site("0.5.23")
+    package({"sglang/srt/distributed/parallel_state.py": "def get_the_world(): ..."})
+    done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="no_fullgraph")
+    assert done.returncode != 0
+    first, second = [line for line in done.stderr.splitlines() if "not in force" in line or "GLM5_AGREEMENT" in line]
+    assert "The layer itself is not in force in the scheduler process: it cannot compare the ranks: drifted: " in first
+    assert "has no attribute 'get_world_group'" in first
+    assert "GLM5_AGREEMENT=off" in second
+    assert reports["scheduler"]["agreement"]["state"] == "not compared"
+
+
 OUTCOME = """
 import os
+from pathlib import Path
 from glm5_plugins import Environment, Finding, Outcome, Verdict, hookimpl
 _outcome = None
 @hookimpl(wrapper=True)
@@ -502,6 +512,7 @@ mend = "Give --tp-size 8."
 
 SHOWS = """
 import os
+from pathlib import Path
 from glm5_plugins import hookimpl
 @hookimpl(wrapper=True)
 def glm5_model_load(model_runner):
@@ -540,13 +551,13 @@ def test_a_profiles_variables_reach_the_children(site, launch, profile):
     assert reports["scheduler"]["profile"]["set"] == {}
 
 
-def test_what_comes_too_late_for_the_main_process_is_said(site, launch, profile):
+@pytest.mark.parametrize(("way", "late"), [(ENTRY_POINT, {"PROFILED", "OMP_NUM_THREADS"}), (LAUNCHER, set())])
+def test_what_comes_too_late_for_the_main_process_is_said(site, launch, profile, way, late):
     """By the entry point, SGLang is imported first."""
     site("0.5.23")
-    _, reports = launch(*ENTRY_POINT, "--model", "X", GLM5_PROFILE=profile)
-    assert set(reports["main"]["profile"]["late"]) == {"PROFILED", "OMP_NUM_THREADS"}
-    _, reports = launch(*LAUNCHER, "--model", "X", GLM5_PROFILE=profile)
-    assert reports["main"]["profile"]["late"] == []
+    done, reports = launch(*way, "--model", "X", GLM5_PROFILE=profile)
+    assert set(reports["main"]["profile"]["late"]) == late
+    assert ("too late for what this process has loaded already" in done.stderr) == bool(late)
 
 
 def test_the_user_wins_over_the_profile(site, launch, profile):
@@ -574,7 +585,7 @@ def test_a_rule_of_a_profile_stops_the_main_process(site, launch, profile):
         (("GLM5_EP_SIZE", "GLM5_EP_SIZ"), "Did you mean 'GLM5_EP_SIZE'?"),
         (('GLM5_EP_SIZE = "4"', 'GLM5_EP_SIZE = "x"'), "The profile's GLM5_EP_SIZE='x' is not valid"),
         (('plugins = ["ep"]', 'plugins = ["epp"]'), "unknown plugin 'epp'"),
-        (("tp_size = 8", "tpp_size = 8"), "Did you mean 'tp_size'?"),
+        (("loader_extra_config", "loader_extra_confg"), "Did you mean 'model_loader_extra_config'?"),
     ],
 )
 def test_a_mistake_in_a_profile_stops_the_launch(site, launch, profile, change, says):

@@ -99,7 +99,7 @@ def test_an_unknown_name_is_wrong_usage(installation: Installation) -> None:
     with_acme(installation)
     done = installation.run("explain", "acne")
     assert done.returncode == 2
-    assert done.stderr.splitlines() == ["glm5-plugins: There is no plugin 'acne'.", "  Did you mean 'acme'?"]
+    assert done.stderr.splitlines() == ["glm5-plugins: There is no plugin or profile 'acne'.", "  Did you mean 'acme'?"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("dance",), ("list", "--colour")])

@@ -166,6 +166,7 @@ def test_the_two_agree(ask, version):
         ({"disable_piecewise_cuda_graph": True}, "disabled"),
         ({"disable_piecewise_cuda_graph": False, "enable_breakable_cuda_graph": True}, "breakable"),
         ({"cuda_graph_config": SimpleNamespace(prefill=SimpleNamespace(backend="full"))}, "full"),
+        ({"cuda_graph_config": None}, "unknown"),
     ],
 )
 def test_the_backend_is_read_from_resolved_arguments(server_args, expected):

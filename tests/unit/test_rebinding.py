@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from glm5_plugins import imports
 from glm5_plugins.environment import Environment
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
 
@@ -19,8 +20,8 @@ def shout(old):
 
 @pytest.fixture
 def apply(package):
-    def apply_one(source: str, **fields: object):
-        package({"pkg_r/target.py": TARGET, "pkg_r/holder.py": source})
+    def apply_one(source: str, made_of: str = TARGET, **fields: object):
+        package({"pkg_r/target.py": made_of, "pkg_r/holder.py": source})
         import pkg_r.holder
         import pkg_r.target
 
@@ -155,3 +156,85 @@ def test_a_wrapper_around_ours_is_no_conflict(apply):
     records.verify()
     assert record.verdict is Verdict.APPLIED
     records.restore()
+
+
+def test_a_stash_that_is_imported_later_is_kept_too(package):
+    package(
+        {
+            "pkg_r/target.py": "def f(x): return x\n",
+            "pkg_r/late.py": "from pkg_r.target import f as _raw\nfrom pkg_r.target import f\n",
+        }
+    )
+    import pkg_r.target
+
+    records = Registry(Environment())
+    patch = Patch("pkg_r.target:f", lambda old: lambda x: ("patched", x), "test", keep=("pkg_r.late:_raw",))
+    assert records.add("p", patch).verdict is Verdict.APPLIED
+    import pkg_r.late
+
+    assert (pkg_r.late._raw(1), pkg_r.late.f(1)) == (1, ("patched", 1))
+    records.restore()
+    assert (pkg_r.late._raw(1), pkg_r.late.f(1)) == (1, 1)
+
+
+def test_a_stash_is_waited_for_only_until_the_patch_is_undone(package):
+    package({"pkg_r/target.py": "def f(x): return x\n", "pkg_r/late.py": "from pkg_r.target import f as _raw\n"})
+    import pkg_r.target  # noqa: F401
+
+    records = Registry(Environment())
+    records.add("p", Patch("pkg_r.target:f", lambda old: lambda x: x, "test", keep=("pkg_r.late:_raw",)))
+    records.restore()
+    assert imports._waiting == {}
+
+
+def test_the_helpers_of_a_decorated_function_are_no_holders(apply):
+    """A decorator's wrapper, and helpers in its closure, may refer to the wrapper itself."""
+    source = """
+import functools
+def decorator(function):
+    def helper(): return wrapper
+    @functools.wraps(function)
+    def wrapper(x): return function(x) if helper() else wrapper
+    wrapper.twin = lambda: wrapper
+    return wrapper
+@decorator
+def f(x): return x
+"""
+    record, *_, records = apply("", made_of=source)
+    assert record.verdict is Verdict.APPLIED, record.reason
+    records.restore()
+
+
+def test_what_a_plugin_makes_with_another_package_may_hold_the_original(apply):
+    """`using` may wrap with a decorator of, say, torch; with or without a counting function around that."""
+    record, *_, records = apply("def around(f):\n    def wrapper(x): return f(x)\n    return wrapper\n", using=_around)
+    assert record.verdict is Verdict.APPLIED, record.reason
+    records.restore()
+
+
+def _around(old):
+    from pkg_r import holder
+
+    return holder.around(old)
+
+
+def test_a_second_patch_may_find_the_wanted_object_in_place(package):
+    package(
+        {"pkg_r/target.py": "def f(x): return x\n", "pkg_r/user.py": "from pkg_r.target import f\ndef g(): return f\n"}
+    )
+    import pkg_r.target
+    import pkg_r.user
+
+    def new(x):
+        return "patched", x
+
+    records = Registry(Environment())
+    count = iter(range(9)).__next__
+    first = Patch("pkg_r.target:f", lambda old: new, "test", counter=count)
+    second = Patch("pkg_r.user:f", lambda old: old, "test", counter=count)
+    found = [records.add("p", patch) for patch in (first, second)]
+    records.verify()
+    assert [record.verdict for record in found] == [Verdict.APPLIED, Verdict.APPLIED]
+    assert pkg_r.user.f is pkg_r.target.f is new
+    records.restore()
+    assert pkg_r.user.f is pkg_r.target.f is not new

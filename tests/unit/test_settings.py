@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from glm5_plugins.settings.model import HostSettings, read, variables_of
+from pydantic import Field, SecretStr
 
 from glm5_plugins import PluginSettings
 from glm5_plugins.bootstrap import check_variables
@@ -60,6 +61,17 @@ def test_a_value_that_does_not_fit_is_named_with_its_variable(monkeypatch, varia
         read(model)
     assert f"{variable}={value!r} is not valid" in caught.value.what
     assert "unset the variable" in caught.value.mend
+
+
+def test_a_secret_that_does_not_fit_is_not_shown(monkeypatch):
+    class Secretive(PluginSettings, plugin="secretive"):
+        token: SecretStr = Field(SecretStr(""), max_length=3)
+
+    monkeypatch.setenv("GLM5_SECRETIVE_TOKEN", "hunter2")
+    with pytest.raises(ConfigurationError) as caught:
+        read(Secretive)
+    assert caught.value.what.startswith("GLM5_SECRETIVE_TOKEN=… is not valid")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

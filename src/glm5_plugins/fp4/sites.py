@@ -61,7 +61,7 @@ class Raw:
         function: its name in the package `flashinfer`, and that of its row in `calls`.
         requires: the versions in which code that may be traced calls it, as in `Patch.requires`.
         ends: what ended that.
-        sites: everywhere it is called in a forward pass.
+        sites: everywhere it is called, but for the modules in `LOADING`.
         left: why it is not replaced, where it is not.
         outside: as in `Patch.outside`.
     """
@@ -143,6 +143,7 @@ RAW = (
         (
             Site(f"{_MOE}.token_dispatcher.standard", ">=0.5.8", _INSIDE_MOE),
             Site(f"{_MOE}.token_dispatcher.flashinfer", ">=0.5.9", _ALL_TO_ALL),
+            Site(f"{_MOE}.moe_runner.flashinfer_trtllm", ">=0.5.10", "while weights are loaded"),
         ),
     ),
     Raw(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from glm5_plugins.rules import Does, Launch, Rule
@@ -119,11 +120,24 @@ SIZES_FIELD = {False: "piecewise_cuda_graph_tokens", True: "cuda_graph_bs_prefil
 """The field for the sizes to capture, by whether SGLang is 0.5.14 or later."""
 
 
+def resolved(server_args: Any) -> Any:
+    """The arguments as SGLang has resolved them: the record itself, or what stands beside it (from 0.5.18)."""
+    try:
+        view = import_module("sglang.srt.arg_groups.overrides").resolved_view
+    except (ImportError, AttributeError):
+        return server_args
+    return view(server_args)
+
+
 def backend_of(server_args: Any) -> str:
-    """What makes the prefill graph by resolved arguments: `breakable`, `tc_piecewise`, `full` or `disabled`."""
-    config = getattr(server_args, "cuda_graph_config", None)
-    if config is not None:
-        return str(config.prefill.backend)
+    """What makes the prefill graph by resolved arguments.
+
+    Returns:
+        `breakable`, `tc_piecewise`, `full` or `disabled`; `unknown` as long as SGLang has not resolved them.
+    """
+    if hasattr(server_args, "cuda_graph_config"):  # from 0.5.14
+        config = server_args.cuda_graph_config
+        return str(config.prefill.backend) if hasattr(config, "prefill") else "unknown"
     asked = getattr(server_args, "enable_piecewise_cuda_graph", True)  # up to 0.5.9 it is off unless asked for
     if not asked or getattr(server_args, "disable_piecewise_cuda_graph", False):
         return "disabled"

@@ -8,7 +8,8 @@ reads, and writes in place, at the old ones; one graph can serve several layers,
 
 So the forward is traced with `fullgraph=True` first, as SGLang itself does, and what comes of it is captured. Where
 Dynamo meets a break it refuses before anything has run; the forward is then compiled again with breaks allowed, and
-its parts run compiled, none of them captured. The same holds for a graph made after the first, at run time.
+its parts run compiled, none of them captured. A whole graph that Dynamo makes again before the capture has ended is
+SGLang's own business; one made later, at run time, is not captured.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ class Graph:
             vars(self.split)[name] = piece.compiled_graph_for_general_shape
             self.released += 1
 
+    def close(self) -> None:
+        """Let the sizes that are not captured run as compiled: SGLang would try to capture them while it serves."""
+        for _, piece in self.pieces():
+            for size, entry in list(piece.concrete_size_entries.items()):
+                if entry.cudagraph is None:
+                    del piece.concrete_size_entries[size]
+
     def captured(self) -> tuple[int, int]:
         """How many pieces have been captured, and how many CUDA graphs they are together."""
         graphs = [
@@ -79,6 +87,8 @@ class Compilation:
     graphs: list[Graph] = field(default_factory=list)
     break_reason: str = ""
     """Why the model could not be traced whole; empty while it can."""
+    sealed: bool = False
+    """Whether SGLang has done its capture: a graph made from now on is not captured."""
     as_written: bool = False
     """Whether calls run the model as it is written, for comparison."""
     _breaks_before: int = 0
@@ -123,6 +133,12 @@ class Compilation:
         self._install(fullgraph=False)
         self.module.forward = outer
 
+    def seal(self) -> None:
+        """SGLang has done its capture: nothing more is captured from now on."""
+        self.sealed = True
+        for graph in self.graphs:
+            graph.close()
+
     def backend(self, graph: Any, example_inputs: list[Any]) -> Any:
         """Split and compile one Dynamo graph as SGLang does, and decide whether it may be captured."""
         backend = import_module("sglang.srt.compilation.backend").SGLangBackend(
@@ -136,7 +152,7 @@ class Compilation:
                 "of a graph, so it cannot keep the others from being captured.",
                 "Take it out of GLM5_PLUGINS, and report the version of SGLang.",
             )
-        if self.break_reason or self.graphs:
+        if self.break_reason or self.sealed:
             made.release()
         self.graphs.append(made)
         return made.split

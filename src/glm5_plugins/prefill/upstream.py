@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from glm5_plugins.probes import SourceLacks
@@ -54,7 +55,13 @@ def _above_one(name: str) -> Callable[[Any], bool]:
 
 
 def _model(name: str) -> Callable[[Any], bool]:
-    return lambda args: bool(getattr(args.get_model_config(), name, False))
+    return lambda args: bool(getattr(_model_config(args), name, False))
+
+
+def _model_config(args: Any) -> Any:
+    if hasattr(args, "get_model_config"):  # up to 0.5.18
+        return args.get_model_config()
+    return import_module("sglang.srt.arg_groups.model_override_base").model_config_of(args)
 
 
 def _mla(args: Any) -> bool:

@@ -24,7 +24,7 @@ def check(*words: str, sglang: str = "0.5.23", arch: str | None = "sm120", **mor
 
 
 def errors(found: Judgement) -> list[tuple[str, str]]:
-    return [(remark.what, remark.mend) for remark in found.remarks if remark.level == "error"]
+    return [(finding.what, finding.mend) for finding in found.findings if finding.level == "error"]
 
 
 def test_the_table_has_every_version() -> None:
@@ -106,22 +106,22 @@ def test_a_gone_flag_that_is_the_start_of_another_is_warned_of() -> None:
     }
     taken = [one for one in gone if len([option for option in options if option.startswith(one)]) == 1]
     for option in taken:
-        assert any("SGLang 0.5.23 reads" in remark.what for remark in check(option, "1").remarks), option
+        assert any("SGLang 0.5.23 reads" in finding.what for finding in check(option, "1").findings), option
 
 
 def test_variables_of_the_shell_are_not_judged() -> None:
     found = judge(read([DOCKER]), None, "sm100")
     assert found.sound
     assert found.version == "0.5.10.post1"
-    assert any(r.what.startswith("--port $PORT is a variable of the shell") for r in found.remarks)
+    assert any(r.what.startswith("--port $PORT is a variable of the shell") for r in found.findings)
 
 
 def test_the_rules_of_the_models_own_profiles() -> None:
     """Case 18, recognised by the model's name."""
     found = judge(read([MODEL_CARD.replace("bf16", "fp8_e4m3")]), "0.5.12", "sm120")
     assert found.rules_of == ["glm5-nvfp4-8x-rtx-pro-6000"]
-    assert any("one token and then garbage" in remark.what for remark in found.remarks)
-    assert judge(read([MODEL_CARD]), "0.5.12", "sm120").remarks == []
+    assert any("one token and then garbage" in finding.what for finding in found.findings)
+    assert judge(read([MODEL_CARD]), "0.5.12", "sm120").findings == []
 
 
 def test_what_a_profile_would_add(monkeypatch: pytest.MonkeyPatch) -> None:

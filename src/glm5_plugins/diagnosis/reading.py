@@ -1,0 +1,334 @@
+"""Reading a server's log: which failure came first, and what the catalogue knows about it.
+
+What counts is the first cause, not the last symptom. A chained traceback prints its root first; a rank that fails
+takes the others down after it; a server that became ready left its start-up behind. Where the first failure is one that
+the catalogue does not have, the answer is "unknown", even if something known follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from glm5_plugins.diagnosis.signatures import CATALOGUE, Frame, Signature
+
+Verdict = Literal["known", "unknown", "no failure"]
+
+_LONGEST = 4000  # characters of a line that are looked at; only the server arguments are longer
+_BEHIND, _AHEAD = 200, 100
+_MOST_EVENTS = 200
+
+# Put before each line by docker compose, Kubernetes, torchrun and Ray.
+_PREFIX = re.compile(
+    r"^(?:\[rank\d+\]: ?|\([\w:]+ pid=\d+(?:, ip=[\d.]+)?\) ?|[\w.-]{1,60} +\| ?|\S{20,40}Z (?:stdout|stderr) [FP] )"
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_STAMP = re.compile(r"^\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?P<process>(?: [A-Z]+\d+)*)\]")
+_NOISE = ("Decode batch", "Prefill batch", "HTTP/1.1", "Ignore import error when loading", "server_args=", "Warning:")
+_READY = "The server is fired up and ready to roll"
+_STAGES = (
+    "Init torch distributed begin",
+    "Init parallel begin",
+    "Load weight begin",
+    "Load weight end",
+    "KV Cache is allocated",
+    "Capture cuda graph begin",
+    "Capture piecewise CUDA graph begin",
+    "Capture decode",
+    "Capture prefill",
+    "Capture cuda graph end",
+    _READY,
+)
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_FATAL_HEAD = re.compile(r"hit an exception: |^Process \S+:$|crashed with")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_MACHINERY = re.compile(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)|/torch/_dynamo/")
+_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a log says about the first failure in it."""
+
+    verdict: Verdict
+    name: str
+    cause: str
+    cure: str
+    link: str = ""
+    line: int = 0
+    """Line of the log, counted from 1; 0 where there is none to show."""
+    evidence: str = ""
+    """That line, as it stands."""
+    frame: str = ""
+    """The source line that decided: where the error was raised, or the last line that Dynamo traced."""
+    process: str = ""
+    """The process that failed, as SGLang labels it, such as `TP3`."""
+    stage: str = ""
+    """The last stage of the start that the log tells of before the failure."""
+    later: tuple[str, ...] = ()
+    """Names of other failures after this one, which may follow from it."""
+
+    def __str__(self) -> str:
+        where = f" (line {self.line}{', ' + self.process if self.process else ''})" if self.line else ""
+        return f"{self.name}{where}: {self.cause}"
+
+
+@dataclass(frozen=True)
+class _Line:
+    number: int
+    text: str
+    process: str
+
+
+@dataclass
+class _Event:
+    """A line that a signature may know, or an exception that none knows."""
+
+    line: _Line
+    stage: str
+    candidates: list[tuple[Signature, dict[str, str]]]
+    raised: bool
+    fatal: bool
+    failure: int
+    """Number of the failure that it is part of: a chain of tracebacks with the text of its exceptions is one."""
+    behind: list[_Line]
+    ahead: list[_Line] = field(default_factory=list)
+
+    def known(self) -> tuple[Signature, dict[str, str]] | None:
+        """The first signature whose surroundings are there."""
+        around = (*self.behind, self.line, *self.ahead)
+        for signature, groups in self.candidates:
+            if not signature.near or any(re.search(signature.near, line.text) for line in around):
+                return signature, groups
+        return None
+
+    def frame(self, wanted: Frame = "raised") -> str:
+        """Where the error was raised, or the last line of the code that Dynamo traced."""
+        if wanted == "user code" and (found := _last_frame_of_user_code(self.ahead)):
+            return found
+        for line in reversed(self.behind):
+            if _TRACEBACK in line.text:
+                break
+            if match := _FRAME.match(line.text):
+                return _show(match)
+        return ""
+
+
+def diagnose_file(path: Path) -> Diagnosis:
+    """Read a log file; its encoding does not matter.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open(encoding="utf-8", errors="replace", newline=None) as file:
+        return diagnose(_records(file))
+
+
+def diagnose(lines: Iterable[str]) -> Diagnosis:
+    """Name the first failure in the lines of a log."""
+    reader = _Reader()
+    for line in lines:
+        reader.read(line)
+    return reader.conclude()
+
+
+def _records(file: IO[str]) -> Iterator[str]:
+    """Lines of bounded length: a log without line ends must not fill the memory."""
+    while text := file.readline(_LONGEST * 50):
+        yield text
+
+
+class _Reader:
+    """Goes through a log once and keeps the failures since the server was last ready."""
+
+    def __init__(self) -> None:
+        self._behind: deque[_Line] = deque(maxlen=_BEHIND)
+        self._events: list[_Event] = []
+        self._open: deque[_Event] = deque()
+        self._seen_before: set[str] = set()
+        self._number = 0
+        self._failures = 0
+        self._failure = 0  # the one that is being printed, or 0
+        self._fatal = False
+        self._in_frames = False
+        self._stage = self._process = self._last = ""
+
+    def read(self, raw: str) -> None:
+        """Take one line, or what a progress bar wrote over itself."""
+        self._number += 1
+        for signature in CATALOGUE:
+            if signature.before and signature.name not in self._seen_before and re.search(signature.before, raw):
+                self._seen_before.add(signature.name)
+        for part in raw.rstrip("\r\n").split("\r"):
+            self._take(_PREFIX.sub("", _COLOUR.sub("", part[:_LONGEST]), count=1))
+
+    def _take(self, text: str) -> None:
+        if stamp := _STAMP.match(text):
+            self._process = stamp["process"].strip()
+            self._failure, self._in_frames = 0, False
+        line = _Line(self._number, text, self._process)
+        for event in self._open:
+            event.ahead.append(line)
+        while self._open and len(self._open[0].ahead) >= _AHEAD:
+            self._open.popleft()
+        self._examine(line)
+        self._behind.append(line)
+        self._last = text.strip() or self._last
+
+    def _examine(self, line: _Line) -> None:
+        text = line.text
+        if any(noise in text for noise in _NOISE):
+            return
+        self._stage = next((stage for stage in _STAGES if stage in text), self._stage)
+        if _READY in text:  # whatever happened before did not keep the server from getting here
+            self._events.clear()
+            self._open.clear()
+        if _TRACEBACK in text:
+            self._begin_traceback(text)
+            return
+        raised = self._in_frames and _RAISED.match(text) is not None
+        if raised:
+            self._in_frames = False
+        if (candidates := self._candidates(text)) or raised:
+            self._note(line, candidates, raised)
+
+    def _begin_traceback(self, text: str) -> None:
+        above = next((line.text for line in reversed(self._behind) if line.text.strip()), "")
+        if not (self._failure and any(chained in above for chained in _CHAINED)):
+            self._failures += 1
+            self._failure = self._failures
+            self._fatal = any(_FATAL_HEAD.search(head) for head in (text, above))
+        self._in_frames = True
+
+    def _candidates(self, text: str) -> list[tuple[Signature, dict[str, str]]]:
+        if _FRAME.match(text):
+            return []
+        found = []
+        for signature in CATALOGUE:
+            if signature.before and signature.name not in self._seen_before:
+                continue
+            if match := re.search(signature.pattern, text):
+                found.append((signature, {key: value or "" for key, value in match.groupdict().items()}))
+        return found
+
+    def _note(self, line: _Line, candidates: list[tuple[Signature, dict[str, str]]], raised: bool) -> None:
+        if not self._failure:
+            self._failures += 1
+        number = self._failure or self._failures
+        event = _Event(line, self._stage, candidates, raised, self._fatal, number, list(self._behind))
+        if len(self._events) < _MOST_EVENTS:
+            self._events.append(event)
+            self._open.append(event)
+
+    def conclude(self) -> Diagnosis:
+        """Choose the first failure that counts."""
+        failures: dict[int, list[_Event]] = {}
+        for event in self._events:
+            failures.setdefault(event.failure, []).append(event)
+        known: list[tuple[_Event, Signature, dict[str, str]]] = []
+        strange: list[_Event] = []
+        symptoms: list[tuple[_Event, Signature]] = []
+        for events in failures.values():
+            found = [(event, *answer) for event in events if (answer := event.known())]
+            causes = [one for one in found if not one[1].symptom]
+            if causes:
+                known.append(next((one for one in causes if not one[1].general), causes[0]))
+            elif found:
+                symptoms.append(found[0][:2])
+            elif raised := [event for event in events if event.raised]:
+                strange.append(raised[0])
+        # A log also holds exceptions that were dealt with, so one that nobody knows counts where its process ended by
+        # it; and where nothing else is there to count, the last one does.
+        counts = [event for event in strange if event.fatal] or ([] if known else strange[-1:])
+        if counts and (not known or counts[0].line.number < known[0][0].line.number):
+            return _unknown(counts[0], [signature.name for _, signature, _ in known])
+        if known:
+            root = next((event for event in failures[known[0][0].failure] if event.raised), known[0][0])
+            return _known(*known[0], root, [signature.name for _, signature, _ in known[1:]])
+        if symptoms:
+            return _symptom(*symptoms[0])
+        last = f"The log tells of no failure. Its last line: {self._last[:300]}" if self._last else "The log is empty."
+        return Diagnosis("no failure", "no failure", last, "", stage=self._stage)
+
+
+def _known(
+    event: _Event, signature: Signature, groups: dict[str, str], root: _Event, later: Iterable[str]
+) -> Diagnosis:
+    following = next((line.text.strip() for line in event.ahead if line.text.strip()), "")
+    values = _Groups(groups, next=following)
+    return Diagnosis(
+        "known",
+        signature.name,
+        _fill(signature.cause, values),
+        _fill(signature.cure, values),
+        signature.link,
+        frame=(event if signature.frame == "user code" else root).frame(signature.frame),
+        later=tuple(name for name in dict.fromkeys(later) if name != signature.name),
+        **_place(event),
+    )
+
+
+def _unknown(event: _Event, later: Iterable[str]) -> Diagnosis:
+    names = tuple(dict.fromkeys(later))
+    cure = "Read the traceback that ends on the line shown"
+    return Diagnosis(
+        "unknown",
+        "unknown",
+        "The first failure in this log is none that the catalogue knows.",
+        f"{cure}; what is named as later came after it and may follow from it." if names else f"{cure}.",
+        frame=event.frame(),
+        later=names,
+        **_place(event),
+    )
+
+
+def _symptom(event: _Event, signature: Signature) -> Diagnosis:
+    cause = f"The log shows a consequence only ({signature.name}). {signature.cause}"
+    return Diagnosis("unknown", "unknown", cause, signature.cure, **_place(event))
+
+
+def _place(event: _Event) -> dict[str, Any]:
+    return {
+        "line": event.line.number,
+        "evidence": event.line.text.strip()[:500],
+        "process": event.line.process,
+        "stage": event.stage,
+    }
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Put what the pattern caught into a sentence, and drop the punctuation around what it did not catch."""
+    return " ".join(text.format_map(values).split()).removesuffix(":").replace(" ()", "")
+
+
+class _Groups(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+def _last_frame_of_user_code(lines: Iterable[_Line]) -> str:
+    """The last frame below `from user code:` that is neither Python's own library nor Dynamo, or the last one."""
+    inside, last, last_of_a_package = False, "", ""
+    for line in lines:
+        if "from user code:" in line.text:
+            inside = True
+        elif inside and (match := _FRAME.match(line.text)):
+            last = _show(match)
+            if not _MACHINERY.search(match["file"]):
+                last_of_a_package = last
+        elif inside and line.text.strip() and not line.text.startswith(" "):
+            break
+    return last_of_a_package or last
+
+
+def _show(match: re.Match[str]) -> str:
+    return f"{match['file']}:{match['line']} in {match['function']}"
