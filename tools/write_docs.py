@@ -8,6 +8,7 @@ The wheels are read, never imported; docs/PATCHES.md needs none.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from glm5_plugins import doctor, seams, source, wheels
 from glm5_plugins.contract import example_options, patches
-from glm5_plugins.environment import Environment
+from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.manager import BUNDLED, PluginManager
 from glm5_plugins.patching import Kind, Patch
 
@@ -27,6 +28,7 @@ from refresh_requirements import VERSIONS as SERVERS
 DOCS = Path(__file__).parent.parent / "docs"
 
 WORDS = {"ready": "in force", "failed": "refused"}
+BY_LAUNCH = "by launch"
 
 
 def main() -> int:
@@ -54,9 +56,8 @@ def patches_page() -> str:
     for name in BUNDLED:
         plugin = PluginManager.find(name)
         parts.append(f"## `{name}`\n\n{plugin.summary}\n")
-        found = list(_declared(name))
-        parts += [_ledger_entry(patch) for patch in found]
-        if not found:
+        parts += [_ledger_entry(patch) for patch in _declared(name)]
+        if not _declared(name):
             parts.append("It changes no function: it works through lifecycle hooks alone.\n")
     parts.append("## The layer itself\n\nIt goes around these functions, and takes part in nothing else:\n")
     rows = [(seam.step, f"`{seam.target}`", seam.requires, seam.ends or "-") for seam in seams.SEAMS]
@@ -64,16 +65,16 @@ def patches_page() -> str:
     return "\n".join(parts)
 
 
-def _declared(name: str) -> Iterator[Patch]:
-    """All patches that a plugin declares on any version that has server tests."""
-    seen = set()
-    for sglang, (flashinfer, _) in SERVERS.items():
-        env = Environment({"sglang": sglang, "flashinfer-python": flashinfer}, roots=())
-        env.cuda_devices = 1
+def _declared(name: str) -> list[Patch]:
+    """All patches that a plugin declares on any version that has server tests, as it does on one that they are for."""
+    found: dict[tuple[str, tuple[Window, ...]], Patch] = {}
+    for sglang, (flashinfer, _) in reversed(SERVERS.items()):
+        env = machine(Environment({"sglang": sglang, "flashinfer-python": flashinfer}, roots=()), 1)
         for patch in patches(name, env):
-            if (key := (patch.target, patch.windows)) not in seen:
-                seen.add(key)
-                yield patch
+            inside = all(env.place(window) is Place.INSIDE for window in patch.windows)
+            if inside or (patch.target, patch.windows) not in found:
+                found[patch.target, patch.windows] = patch
+    return list(found.values())
 
 
 _HOW = {Kind.WRAP: "put around it, and it is called", Kind.REPLACE: "put in its place"}
@@ -99,10 +100,13 @@ def _ledger_entry(patch: Patch) -> str:
 
 
 def _first_line(probe: object) -> str:
+    """What a probe looks for: its own words, or the first line of its docstring; a method's answer."""
     if probe is None:
         return ""
-    text = (probe.__doc__ or "").strip().partition("\n")[0] if callable(probe) else ""
-    return text or str(getattr(probe, "__name__", probe)).strip("_").replace("_", " ")
+    if inspect.ismethod(probe):
+        answer = probe(machine(Environment(), 1))
+        return f"everywhere: {answer}" if answer else ""
+    return (probe.__doc__ or "").strip().partition("\n")[0] if inspect.isfunction(probe) else str(probe)
 
 
 # --- docs/COMPATIBILITY.md -----------------------------------------------------------------------------------
@@ -114,9 +118,12 @@ What becomes of each bundled plugin with each release on the package index. Writ
 version windows of the plugins and the source in the wheels; `tests/contracts` checks that each window is exactly where
 the source bears it out, and keeps this page current. `glm5-plugins drift` says the same of an upgrade of yours.
 
-*in force*: its functions are there and it does its work · *not needed*: upstream does it itself · *not applicable*:
-there is nothing for it to do · *refused*: it would do harm, and the launch stops. The reasons are below each table.
-Servers of SGLang {servers} are started in tests, on a CPU; no other row was run.
+*in force*: the functions it changes are there, and are changed · *by launch*: it chooses server arguments, or works
+around a step of the start, and decides when it sees the launch (`glm5-plugins check` says it beforehand) · *not
+needed*: upstream does it itself · *not applicable*: there is nothing for it to do · *refused*: it would do harm, and
+the launch stops. The reasons are below each table.
+
+Servers of SGLang {servers} are started in tests, on a CPU, with what is *in force* there. No other row was run.
 """
 
 
@@ -125,7 +132,7 @@ def compatibility_page() -> str:
     return "\n".join(
         [
             COMPATIBILITY_HEAD.format(servers=", ".join(SERVERS)),
-            "## SGLang, on a machine with CUDA devices\n",
+            "## SGLang, on a machine with an SM120 GPU\n",
             *sglang_section(devices=1),
             "## SGLang, on a machine without\n",
             *sglang_section(devices=0),
@@ -145,8 +152,15 @@ def sglang_environments(devices: int) -> Iterator[Environment]:
         pinned = release.pins["flashinfer-python"]
         if pinned in at_hand:
             env = wheels.environment(release, wheels.fetch("flashinfer-python", pinned))
-            env.cuda_devices = devices
-            yield env
+            yield machine(env, devices)
+
+
+def machine(env: Environment, devices: int) -> Environment:
+    """The same versions on a machine like those this is for, or on one without a GPU; never on this one."""
+    env.elsewhere = True
+    env.cuda_devices = devices
+    env.capability = (12, 0) if devices else None
+    return env
 
 
 def sglang_rows(devices: int) -> Iterator[tuple[str, ...]]:
@@ -154,7 +168,14 @@ def sglang_rows(devices: int) -> Iterator[tuple[str, ...]]:
     for env in sglang_environments(devices):
         rows = [doctor.examine_plugin(name, env) for name in BUNDLED]
         versions = (str(env.version_text("sglang")), str(env.version_text("flashinfer-python")))
-        yield (*versions, *(WORDS.get(row.verdict, row.verdict) for row in rows))
+        yield (*versions, *map(word, rows))
+
+
+def word(row: doctor.PluginRow) -> str:
+    """The verdict of one plugin, as the page says it."""
+    if row.verdict == "ready" and not any(patch.verdict == "ready" for patch in row.patches):
+        return BY_LAUNCH
+    return WORDS.get(row.verdict, row.verdict)
 
 
 def sglang_section(devices: int) -> Iterator[str]:
@@ -166,10 +187,10 @@ def sglang_section(devices: int) -> Iterator[str]:
         for env in sglang_environments(devices):
             row = doctor.examine_plugin(name, env)
             version = str(env.version_text("sglang"))
-            verdicts.append((WORDS.get(row.verdict, row.verdict), _general(row.reason, env), version))
-        for (word, reason), group in groupby(verdicts, key=lambda one: one[:2]):
-            if word != "in force":
-                reasons.append(f"- `{name}` is {word} on {_range([version for *_, version in group])}: {reason}")
+            verdicts.append((word(row), _general(row.reason, env), version))
+        for (verdict, reason), group in groupby(verdicts, key=lambda one: one[:2]):
+            if verdict not in ("in force", BY_LAUNCH):
+                reasons.append(f"- `{name}` is {verdict} on {_range([version for *_, version in group])}: {reason}")
     if reasons:
         yield "\n".join(reasons) + "\n"
 
@@ -183,12 +204,11 @@ def _general(reason: str, env: Environment) -> str:
 
 def flashinfer_table() -> str:
     """Which FlashInfer has the functions that plugins change, with the parameters they rely on."""
-    wanted = {
-        (patch.target, tuple(patch.needs)): f"`{name}`"
-        for name in BUNDLED
-        for patch in _declared(name)
-        if patch.module.partition(".")[0] == "flashinfer"
-    }
+    wanted: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for name in BUNDLED:
+        for patch in _declared(name):
+            if patch.module.partition(".")[0] == "flashinfer":
+                wanted.setdefault((patch.target, tuple(patch.needs)), []).append(f"`{name}`")
     verdicts = []
     for release in wheels.cached("flashinfer-python"):
         cells = ["missing" if source.lacks(*key, [release.root]) else "there" for key in wanted]
@@ -197,23 +217,19 @@ def flashinfer_table() -> str:
         (_range([version for _, version in group]), *cells)
         for cells, group in groupby(verdicts, key=lambda one: one[0])
     ]
-    return _table(("FlashInfer", *(f"`{target}` ({wanted[target, needs]})" for target, needs in wanted)), rows)
+    heads = [f"`{target}` ({', '.join(dict.fromkeys(names))})" for (target, _), names in wanted.items()]
+    return _table(("FlashInfer", *heads), rows)
 
 
 def seams_table() -> str:
     """The function that each lifecycle step goes through."""
-    rows = []
-    releases = [wheels.environment(release) for release in wheels.cached("sglang")]
-    for step in dict.fromkeys(seam.step for seam in seams.SEAMS):
-        verdicts = [
-            (seam.target, str(env.version_text("sglang")))
-            for env in releases
-            for seam in seams.here(env)
-            if seam.step == step
-        ]
-        for target, group in groupby(verdicts, key=lambda one: one[0]):
-            rows.append((step, _range([version for _, version in group]), f"`{target}`"))
-    return _table(("step", "SGLang", "function"), rows)
+    found: dict[tuple[str, str], list[str]] = {}
+    for release in wheels.cached("sglang"):
+        for seam in seams.here(wheels.environment(release)):
+            found.setdefault((seam.step, seam.target), []).append(release.version)
+    rows = [(step, _range(versions), f"`{target}`") for (step, target), versions in found.items()]
+    steps = list(dict.fromkeys(seam.step for seam in seams.SEAMS))
+    return _table(("step", "SGLang", "function"), sorted(rows, key=lambda row: steps.index(row[0])))
 
 
 def _range(versions: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ def write_docs() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("devices", "heading"), [(1, "with CUDA devices"), (0, "without")])
+@pytest.mark.parametrize(("devices", "heading"), [(1, "with an SM120 GPU"), (0, "without")])
 def test_every_row_of_a_release_at_hand_is_current(write_docs: ModuleType, devices: int, heading: str) -> None:
     section = PAGE.partition(f"## SGLang, on a machine {heading}\n")[2].partition("\n## ")[0].splitlines()
     for row in write_docs.sglang_rows(devices):

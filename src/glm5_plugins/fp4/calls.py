@@ -242,7 +242,7 @@ BLOCK_SCALE_INTERLEAVE = Call(
 NVFP4_KV_QUANTIZE = Call(
     name="nvfp4_kv_quantize",
     upstream="flashinfer:nvfp4_kv_quantize",
-    flashinfer=">=0.6.8",
+    flashinfer=">=0.6.7",
     parameters={"input": "Tensor", "global_scale": "Tensor"},
     outputs=2,
     plan=_plan_nvfp4_kv_quantize,

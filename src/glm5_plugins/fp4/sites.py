@@ -148,7 +148,7 @@ RAW = (
     ),
     Raw(
         "nvfp4_kv_quantize",
-        ("sglang>=0.5.11,<0.5.22", "flashinfer-python>=0.6.8"),
+        ("sglang>=0.5.11,<0.5.22", "flashinfer-python>=0.6.7"),
         _NO_COMPILED_GRAPH,
         (Site(f"{_QUANTIZATION}.kvfp4_tensor", ">=0.5.11", _KV),),
     ),
