@@ -6,7 +6,7 @@ it answers as without a graph and is not faster: `fp4_custom_op`, which takes th
 is `breakable` where SGLang has it for the model, and `compile` elsewhere.
 
 Shown on CPU with the compilation code of SGLang 0.5.9, 0.5.12 and 0.5.19 (`tests/prefill`), CUDA graphs being stood in
-for; `tests/gpu/prefill_server.py` is what shows it on a GPU.
+for, and on an H200 with SGLang 0.5.11 (`benchmarks/prefill_h200.md`).
 """
 
 from __future__ import annotations

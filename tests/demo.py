@@ -23,7 +23,7 @@ from typing import Any
 from tests.support.server import ServerError, ServerProcess
 from tests.support.tiny_model import write_tiny_model
 
-PLUGINS = ("cuda_version", "no_fullgraph")
+PLUGINS = ("fp4_warmup", "no_fullgraph")
 ROLES = {"main", "scheduler", "detokenizer"}
 BAD = {"drifted", "conflict", "failed", "dead"}
 

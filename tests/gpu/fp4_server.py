@@ -7,7 +7,7 @@ Installs the wheels into a folder of its own, then starts one server after anoth
 1. without graphs, raw call: its greedy tokens are what the others are held to;
 2. as SGLang comes, raw call: the prefill graph must fail in Dynamo, and with it the launch;
 3. the same with `GLM5_PLUGINS=fp4_custom_op`: must serve, with the tokens of 1;
-4. with `fp4_graph_break` but without `no_fullgraph`, and with both: must be refused at once.
+4. with `fp4_graph_break` but without `no_fullgraph`: must be refused at once.
 
 The call cannot change the answer: the kernel of GPUs before SM100 writes no FP4, so what it returns is multiplied by
 zero; it stays in the graph all the same. Prints what it saw, writes `fp4_server.json` and the logs to --out, and ends
@@ -103,7 +103,6 @@ def main() -> int:
     raw = run("prefill graph, raw", "", *GRAPHS)
     cured = run("prefill graph, operator", "fp4_custom_op", *GRAPHS)
     broken = run("graph break alone", "fp4_graph_break", *GRAPHS)
-    both = run("graph break on a GPU", "no_fullgraph,fp4_graph_break", *GRAPHS)
     checks = {
         "the server without graphs serves": plain.served,
         "the prefill graph fails on the raw call with the known error": raw.known_error and not raw.served,
@@ -114,12 +113,11 @@ def main() -> int:
             "not applicable: dense layers hold sglang.jit_kernel"
         ),
         "a graph break without no_fullgraph is refused": "no_fullgraph" in broken.refusal and not broken.served,
-        "graph breaks on a GPU are refused": "crash or give wrong tokens" in both.refusal and not both.served,
     }
     document = {
         "versions": versions(environment),
         "checks": checks,
-        "runs": [asdict(one) for one in (plain, raw, cured, broken, both)],
+        "runs": [asdict(one) for one in (plain, raw, cured, broken)],
     }
     (options.out / "fp4_server.json").write_text(json.dumps(document, indent=2) + "\n")
     print(json.dumps(document["versions"]))
