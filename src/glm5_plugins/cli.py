@@ -356,7 +356,7 @@ def _drift(arguments: argparse.Namespace) -> int:
     names = [name for name in requested or PluginManager.known() if name in PluginManager.known()]
     with tempfile.TemporaryDirectory() as folder:
         scratch, download = Path(folder), arguments.download
-        old = drift.here() if arguments.old is None else drift.surroundings(arguments.old, None, scratch, download)
+        old = drift.installed() if arguments.old is None else drift.surroundings(arguments.old, None, scratch, download)
         new = drift.surroundings(arguments.sglang, arguments.flashinfer, scratch, download)
         found = drift.compare(old, new, names, requested)
     if arguments.json:

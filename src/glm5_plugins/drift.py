@@ -55,7 +55,7 @@ class Drift:
         return not self.layer and not any(one.lost or (one.requested and not one.in_force) for one in self.changes)
 
 
-def here() -> Environment | None:
+def installed() -> Environment | None:
     """What is installed, or None without SGLang."""
     env = Environment()
     return env if env.version_text("sglang") is not None else None
@@ -123,12 +123,13 @@ def _versions(env: Environment | None) -> dict[str, str | None]:
 
 def _missed(env: Environment) -> Iterator[str]:
     """The lifecycle steps that the layer finds no way around."""
-    found = {seam.step: source.lacks(seam.target, seam.needs, env.roots) for seam in seams.here(env)}
+    here = list(seams.here(env))
     for step in dict.fromkeys(seam.step for seam in seams.SEAMS):
-        if step not in found:
+        if not any(seam.step == step for seam in here):
             yield f"{step}: no function is known for it"
-        elif (lacking := found[step]) is not None:
-            yield f"{step}: {lacking}"
+    for seam in here:
+        if (lacking := source.lacks(seam.target, seam.needs, env.roots)) is not None:
+            yield f"{seam.step}: {lacking}"
 
 
 def _differences(

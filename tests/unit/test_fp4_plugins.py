@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from glm5_plugins import source
 from glm5_plugins.environment import Environment
 from glm5_plugins.errors import ConfigurationError
 from glm5_plugins.fp4.sites import DENSE, OWN_OPERATOR, RAW, STASH
@@ -26,9 +25,10 @@ FLASHINFER = {
 READY, NOT_NEEDED, NOT_APPLICABLE = "waiting", "not needed", "not applicable"
 
 
-def judged(plugin: str, sglang: str | None, flashinfer: str | None = None) -> dict[str, tuple[str, str]]:
+def judged(plugin: str, sglang: str | None, flashinfer: str | None = None, **more) -> dict[str, tuple[str, str]]:
     """Verdict and reason of every patch of a plugin, by target."""
-    env = Environment({"sglang": sglang, "flashinfer-python": flashinfer or FLASHINFER.get(sglang or "", "0.6.3")})
+    versions = {"sglang": sglang, "flashinfer-python": flashinfer or FLASHINFER.get(sglang or "", "0.6.3")}
+    env = Environment(versions, **more)
     manager = PluginManager()
     manager.load([*PluginManager.find(plugin).requires, plugin])
     registry = Registry(env)
@@ -84,18 +84,20 @@ def test_without_flashinfer_or_with_an_old_one_nothing_applies() -> None:
 
 
 @pytest.mark.parametrize(("own_operator", "verdict"), [(True, NOT_NEEDED), (False, READY)])
-def test_a_build_from_source_is_judged_by_its_symbols(monkeypatch, own_operator: bool, verdict: str) -> None:
+def test_a_build_from_source_is_judged_by_its_symbols(tmp_path, own_operator: bool, verdict: str) -> None:
     """Case 10 of the field."""
-    asked = []
-
-    def lacks(target: str, *_: object) -> str | None:
-        asked.append(target)
-        return None if own_operator else f"{target} is not there"
-
-    monkeypatch.setattr(source, "lacks", lacks)
-    found = judged("fp4_custom_op", "0.0.0.dev1+gbfefdc52d")
+    source = {
+        "sglang/__init__.py": "",
+        OWN_OPERATOR.target.partition(":")[0].replace(".", "/") + ".py": "def _flashinfer_fp4_quantize_impl(): ...\n",
+        "sglang/srt/models/deepseek_v2.py": "def f():\n    " + RAW[0].outside.fragment,
+        "sglang/srt/model_executor/piecewise_cuda_graph_runner.py": "class PiecewiseCudaGraphRunner: ...\n",
+    }
+    for path, text in source.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text if own_operator or "Piecewise" in text else "")
+    found = judged("fp4_custom_op", "0.0.0.dev1+gbfefdc52d", roots=(tmp_path,))
     assert found[DENSE][0] == found["flashinfer:fp4_quantize"][0] == verdict
-    assert set(asked) == {OWN_OPERATOR}
+    assert found["flashinfer:block_scale_interleave"][0] == READY
 
 
 def test_the_reason_names_the_modules_of_the_version() -> None:
