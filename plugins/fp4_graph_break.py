@@ -1,7 +1,7 @@
 """`torch.compile` leaves FlashInfer's `fp4_quantize` out: the graph breaks there, and the function runs as it is.
 
-`fullgraph=True` makes a break an error by design, so this needs `no_fullgraph`, under which a model with breaks is compiled
-in parts that no CUDA graph captures: right answers, and no gain. `fp4_custom_op` leaves no break, and gains.
+`fullgraph=True` makes a break an error by design, so this needs `no_fullgraph`, under which a model with breaks is
+compiled in parts that no CUDA graph captures: right answers, and no gain. `fp4_custom_op` leaves no break, and gains.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m glm5_plugins.dynamo
 
 Nothing is loaded, compiled or launched: tensors are on the CPU, SGLang and FlashInfer are told that the device is an
-SM120, the compiler behind Dynamo only looks at the graph, and whoever would run a kernel ends the process's work. With
+SM120, a backend that only looks at graphs stands in for SGLang's, and whoever would run a kernel ends the work. With
 `GLM5_PLUGINS` set the layer is started first, as in a server. `trace` runs this and says what it means.
 """
 
@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from glm5_plugins.fp4.sites import DENSE
 ROWS, K = 8, 256
 
 INSTALL = "sglang.srt.compilation.compile:install_torch_compiled"
+BACKEND = "sglang.srt.compilation.backend"
 SWITCHES = (
     "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph:enable_tc_piecewise_cuda_graph",
     "sglang.srt.compilation.piecewise_context_manager:enable_piecewise_cuda_graph",
@@ -102,18 +104,28 @@ def _trace(quantize: Callable[..., Any], install: Callable[..., Any]) -> dict[st
             packed, scales = quantize(x * 2, scale)
             return packed, scales
 
-    def look(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        operators = sorted({name for node in graph.graph.nodes if (name := _operator(node.target))})
-        graphs.append(operators)
+    class Backend:
+        """Has the parts of SGLang's that others rely on."""
 
-        def run(*args: Any) -> Any:
-            if operators:
-                raise Reached
-            return graph.forward(*args)
+        piecewise_graphs = ()
 
-        return run
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
-    layer = install(Layer(), dynamic_arg_dims={"x": 0}, backend_factory=look, fullgraph=True)
+        def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            operators = sorted({name for node in graph.graph.nodes if (name := _operator(node.target))})
+            graphs.append(operators)
+
+            def run(*args: Any) -> Any:
+                if operators:
+                    raise Reached
+                return graph.forward(*args)
+
+            return run
+
+    stand_in: Any = types.ModuleType(BACKEND)  # SGLang's own does not import without CUDA
+    stand_in.SGLangBackend = Backend
+    sys.modules[BACKEND] = stand_in
+    layer = install(Layer(), dynamic_arg_dims={"x": 0}, compile_config=None, graph_pool=None, fullgraph=True)
     try:
         with _compiled_code():
             layer(torch.zeros(ROWS, K, dtype=torch.bfloat16), torch.ones(1))

@@ -100,9 +100,10 @@ def attempt(plugins: Sequence[str]) -> Attempt:
         )
     except subprocess.TimeoutExpired:
         return Attempt(tuple(plugins), "unusable", error=f"no answer within {_TIMEOUT_S} s")
-    refusal = done.stderr.rpartition("glm5-plugins: ")[2]
-    if done.returncode and refusal != done.stderr:
-        return Attempt(tuple(plugins), "refused", error=refusal.strip())
+    # The layer ends a process with two lines, the last that it writes.
+    refusal = re.search(r"^glm5-plugins: (.*(?:\n  .*)?)\Z", done.stderr.rstrip(), re.MULTILINE)
+    if done.returncode and refusal is not None:
+        return Attempt(tuple(plugins), "refused", error=refusal[1])
     try:
         found = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:

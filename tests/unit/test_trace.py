@@ -93,7 +93,7 @@ def test_several_graphs_are_fine_where_they_were_asked_for(child: Child, capsys,
     ("found", "said"),
     [
         ({"outcome": "unusable", "error": "SGLang cannot be imported here: ImportError: x"}, "cannot be imported"),
-        ("Traceback\nKilled", "the process ended with status 1: Traceback / Killed"),
+        ("glm5-plugins: p: a warning\nTraceback\nKilled", "the process ended with status 1: Traceback / Killed"),
         (subprocess.TimeoutExpired("python", 600), "no answer within 600 s"),
     ],
 )
