@@ -99,8 +99,9 @@ def test_the_two_plugins_say_what_they_did(reports: Reports) -> None:
 def test_what_runs_is_counted(reports: Reports) -> None:
     scheduler, main = reports["scheduler"], reports["main"]
     assert row(scheduler, "probe", "ModelRunner.load_model")["fired"] == 1
-    assert row(scheduler, "probe", "set_random_seed")["fired"] >= 1
-    assert row(scheduler, "probe", "set_random_seed")["rebound"] >= 2
+    seed = row(scheduler, "probe", "set_random_seed")
+    assert seed["fired"] >= 1
+    assert seed["when"] == "early" or seed["rebound"] >= 2
     assert row(scheduler, "probe", "TEST_RETRACT_INTERVAL")["verdict"] == "applied"
     assert row(scheduler, "probe", "glm5_graph_capture")["fired"] == 2
     assert row(main, "probe", "glm5_startup")["fired"] == 1
