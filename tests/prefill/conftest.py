@@ -11,6 +11,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from glm5_plugins.prefill import compiling
 from tests.support.server import STANDINS
@@ -19,6 +20,10 @@ try:
     INSTALLED: str | None = metadata.version("sglang")
 except metadata.PackageNotFoundError:
     INSTALLED = None
+    collect_ignore_glob = ["test_*.py"]
+
+# From 0.5.22 on no prefill graph is compiled by torch.compile: there is nothing to test.
+if INSTALLED is not None and Version(INSTALLED) >= Version("0.5.22"):
     collect_ignore_glob = ["test_*.py"]
 
 SIZES = [16, 8, 4]
