@@ -103,6 +103,10 @@ def glm5_graph_capture(model_runner: Any, kind: str) -> Generator[None, Any, Any
 
 
 def _judge(model_runner: Any, result: Any, compilation: Compilation, memory: str) -> Outcome:
+    if not compilation.graphs:
+        name = type(compilation.module).__name__
+        mend = "Use GLM5_NO_FULLGRAPH_MODE=breakable, or start without the prefill graph; please report it."
+        return Outcome(Verdict.DEAD, f"SGLang captured its prefill graph and never had {name} compiled", mend)
     said = compilation.describe() + memory
     if not any(graph.captured()[0] for graph in compilation.graphs):
         said += f"; {_BETTER}"
@@ -127,5 +131,5 @@ def _free_memory() -> int:
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """In the main process what was asked for; in a scheduler what came of it."""
-    order = (Verdict.FAILED, Verdict.APPLIED, Verdict.NOT_APPLICABLE)
+    order = (Verdict.FAILED, Verdict.DEAD, Verdict.APPLIED, Verdict.NOT_APPLICABLE)
     return min(_found, key=lambda outcome: order.index(outcome.verdict), default=_choice.outcome)

@@ -317,6 +317,10 @@ class Layer:
             if (lacking := metrics.publish(self.rows(), self.env.role.value)) is not None:
                 self.note(f"plugins are not among the metrics: {lacking}")
 
+    def failing(self) -> None:
+        """The start of this process ends in an error: its parent may kill it before Python's own exit is reached."""
+        self._write(self._stage)
+
     def summary(self) -> dict[str, Any]:
         """What `/server_info` says of this process; plain values only, none of them from the environment."""
         keys = ("plugin", "target", "verdict", "reason", "fired")

@@ -98,7 +98,11 @@ def _capture_prefill(layer: Layer, bound: dict[str, Any], proceed: Callable[[], 
 
 
 def _scheduler_made(layer: Layer, bound: dict[str, Any], proceed: Callable[[], Any]) -> Any:
-    result = proceed()
+    try:
+        result = proceed()
+    except BaseException:
+        layer.failing()
+        raise
     layer.ready()
     return result
 

@@ -96,11 +96,28 @@ def test_the_other_ways_in_reach_every_process_of_any_version(site, launch, vers
     assert "tiny" in done.stdout
 
 
-def test_no_fullgraph_takes_effect_on_a_version_that_compiles(site, launch):
+def test_no_fullgraph_that_nothing_is_compiled_with_is_dead(site, launch):
+    """The made-up SGLang goes through `install_torch_compiled` and compiles nothing: no effect may be claimed."""
     site("0.5.9")
     done, reports = launch(*LAUNCHER, *SERVER, GLM5_PLUGINS="no_fullgraph")
     assert "the backend is a plugin's" in done.stdout
-    assert rows(reports["scheduler"], "no_fullgraph")["install_torch_compiled"]["fired"] == 1
+    assert done.returncode == 1
+    assert (
+        "The plugin 'no_fullgraph' is not in force in the scheduler process: dead: SGLang captured its prefill graph "
+        "and never had ModelRunner compiled." in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    found = rows(reports["scheduler"], "no_fullgraph")
+    assert found["install_torch_compiled"]["fired"] == 1
+    assert found["glm5_graph_capture"]["verdict"] == "dead"
+
+
+def test_a_scheduler_that_fails_says_first_what_had_happened(site, launch):
+    site("0.5.23", probe=PROBE.replace('print("probe after", flush=True)', 'raise ValueError("oh")'))
+    for _ in range(3):  # the parent kills its children as soon as it hears of the failure
+        done, reports = launch(*ENTRY_POINT, *SERVER, GLM5_PLUGINS="probe")
+        assert "The plugin 'probe' failed in glm5_model_load: ValueError: oh" in done.stderr
+        assert rows(reports["scheduler"], "probe")["ModelRunner.load_model"]["fired"] == 1
 
 
 def test_without_a_way_in_an_old_version_starts_as_it_is(site, launch):

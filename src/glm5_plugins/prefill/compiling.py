@@ -170,7 +170,8 @@ class Compilation:
     def describe(self) -> str:
         """Say in a sentence how the model was compiled, and what is captured of it."""
         graphs = f"{_number(len(self.graphs), 'Dynamo graph')}"
-        captured, cuda_graphs = map(sum, zip(*(graph.captured() for graph in self.graphs), strict=True))
+        found = [graph.captured() for graph in self.graphs]
+        captured, cuda_graphs = sum(pieces for pieces, _ in found), sum(graphs for _, graphs in found)
         released = sum(graph.released for graph in self.graphs)
         pieces = f"{captured} pieces captured in {_number(cuda_graphs, 'CUDA graph')}, {released} uncaptured"
         if self.break_reason:
