@@ -113,6 +113,23 @@ def test_no_nvcc_names_the_wheels(check: Callable[..., list[Finding]], monkeypat
     (finding,) = check(CUDA_HOME="", PATH=check.tools)  # type: ignore[attr-defined]
     assert finding.what.startswith("There is no nvcc")
     assert "pip install nvidia-cuda-nvcc nvidia-nvvm" in finding.mend
+    monkeypatch.setattr(toolkit, "torch_cuda_version", lambda env: toolkit.Version("13.0"))
+    (finding,) = check(CUDA_HOME="", PATH=check.tools)  # type: ignore[attr-defined]
+    assert "pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*'" in finding.mend
+
+
+def test_an_nvcc_and_headers_of_two_cudas(check: Callable[..., list[Finding]], tmp_path: Path) -> None:
+    """PyTorch's wheel pins its CUDA headers; `pip install nvidia-cuda-nvcc` brings the newest compiler beside them."""
+    home = cuda(tmp_path / "site" / toolkit.WHEEL_HOME, "13.5")
+    header = home / "include/cuda_runtime_api.h"
+    header.write_text("#pragma once\n#define CUDART_VERSION  13050\n")
+    assert check(CUDA_HOME=str(home)) == []
+    header.write_text("#pragma once\n#define CUDART_VERSION  13000\n")
+    (finding,) = check(CUDA_HOME=str(home))
+    assert finding.level == "error"
+    assert "is of CUDA 13.5, and the headers in" in finding.what
+    assert finding.what.endswith("of CUDA 13.0: they must be of one.")
+    assert finding.mend.startswith("Make them one: pip install 'nvidia-cuda-nvcc==13.0.*'")
 
 
 def test_headers_that_nobody_has_name_their_wheels(check: Callable[..., list[Finding]], tmp_path: Path) -> None:
@@ -212,6 +229,26 @@ def test_a_wrapper_script_on_path_leads_to_the_toolkit_behind_it(tmp_path: Path)
     found = Toolkit({"PATH": f"{wrapper.parent}{os.pathsep}{BIN}"}, ())
     assert found.home == home
     assert found.to_load_with()["CUDA_HOME"] == str(home)
+
+
+def test_headers_of_wheels_are_searched_after_those_of_the_toolkit(tmp_path: Path) -> None:
+    home, wheels = cuda(tmp_path / "cuda", "13.0"), cuda(tmp_path / "site" / toolkit.WHEEL_HOME, "13.5")
+    for folder, version in ((home, "13000"), (wheels, "13050")):
+        (folder / "include/cuda_runtime_api.h").write_text(f"#define CUDART_VERSION {version}\n")
+    (wheels / "include/of_the_wheels_alone.h").touch()
+    found = Toolkit({"PATH": BIN, "CUDA_HOME": str(home)}, (tmp_path / "site",)).to_build_with(tmp_path / "made")
+    source = tmp_path / "a.cpp"
+    source.write_text(
+        "#include <of_the_wheels_alone.h>\n#include <cuda_runtime_api.h>\nstatic_assert(CUDART_VERSION == 13000);\n"
+    )
+    done = subprocess.run(
+        ["c++", "-fsyntax-only", "-isystem", str(home / "include"), str(source)],
+        env={**os.environ, **found},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_libraries_to_link_with_are_made_where_nobody_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,8 +186,8 @@ CATALOGUE = (
         name="a header is missing in a kernel build",
         pattern=r"fatal error: (?P<header>[\w./+-]+\.(?:h|hpp|cuh)): No such file or directory",
         cause="A kernel build does not find {header}.",
-        cure="Install the CUDA toolkit whole, or put the headers of the nvidia-* wheels on CPATH "
-        "(site-packages/nvidia/*/include).",
+        cure="Install the CUDA toolkit whole, or put the headers of the nvidia-* wheels on "
+        "CPLUS_INCLUDE_PATH (site-packages/nvidia/*/include).",
         link=f"{_FLASHINFER}/issues/4410",
     ),
     Signature(

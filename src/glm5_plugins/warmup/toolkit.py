@@ -26,7 +26,8 @@ from glm5_plugins.warmup.needs import Arch
 
 # The wheels of CUDA 13 install below site-packages/nvidia/cu13, laid out as a toolkit.
 WHEEL_HOME = "nvidia/cu13"
-NVCC_WHEELS = "nvidia-cuda-nvcc nvidia-nvvm nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl"
+# These have the version of the CUDA they are of, and must be of one.
+NVCC_WHEELS = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-runtime")
 
 # A header that FlashInfer's sources include, and the wheel that brings it.
 HEADERS = {
@@ -131,6 +132,18 @@ class Toolkit:
         return Version(found[1]) if found else None
 
     @cached_property
+    def headers_version(self) -> Version | None:
+        """The CUDA of the toolkit's own headers; None where it has none, or they don't say."""
+        if self.home is None:
+            return None
+        try:
+            text = (self.home / "include/cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        found = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.M)
+        return Version(f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}") if found else None
+
+    @cached_property
     def ninja(self) -> Path | None:
         """The ninja on PATH, or the one beside this Python, which `python -m` does not put on PATH."""
         found = shutil.which("ninja", path=self.environ.get("PATH"))
@@ -168,11 +181,13 @@ class Toolkit:
         found = self.to_load_with()
         includes = [home / "include" for home in self.wheels if home != self.home]
         if includes:
-            found["CPATH"] = os.pathsep.join([*map(str, _paths(self.environ, "CPATH")), *map(str, includes)])
+            # Not CPATH: compilers search that before the toolkit's own folder, and may find headers of another CUDA.
+            given = map(str, _paths(self.environ, "CPLUS_INCLUDE_PATH"))
+            found["CPLUS_INCLUDE_PATH"] = os.pathsep.join([*given, *map(str, includes)])
         libraries = list(self._completed_libraries(folder))
         if libraries:
-            given = map(str, _paths(self.environ, "LIBRARY_PATH"))
-            found["LIBRARY_PATH"] = os.pathsep.join([*given, *map(str, libraries)])
+            before = map(str, _paths(self.environ, "LIBRARY_PATH"))
+            found["LIBRARY_PATH"] = os.pathsep.join([*before, *map(str, libraries)])
         return found
 
     def _completed_libraries(self, folder: Path) -> Iterator[Path]:
@@ -282,7 +297,7 @@ def _about_nvcc(kit: Toolkit, env: Environment, arch: Arch | None) -> Iterator[F
             yield Finding(
                 "error",
                 "There is no nvcc: not on PATH, not in /usr/local/cuda, not among the installed wheels.",
-                f"Install a CUDA toolkit, or the wheels: pip install {NVCC_WHEELS} nvidia-cublas nvidia-curand",
+                f"Install a CUDA toolkit, or the wheels: {_pip_install(torch_cuda_version(env))}",
             )
         return
     if kit.version is None:
@@ -296,6 +311,16 @@ def _about_nvcc(kit: Toolkit, env: Environment, arch: Arch | None) -> Iterator[F
             f"Install CUDA {first} or later, or set CUDA_HOME to it.",
         )
     torch_cuda = torch_cuda_version(env)
+    if kit.headers_version not in (None, kit.version):
+        yield Finding(
+            # The C++ libraries of CUDA 13, which FlashInfer brings too, refuse to be compiled with two.
+            "error" if kit.version.major >= 13 else "warning",
+            f"{kit.nvcc} is of CUDA {kit.version}, and the headers in {kit.home} of CUDA {kit.headers_version}: "
+            "they must be of one.",
+            f"Make them one: {_pip_install(kit.headers_version)}"
+            if kit.home in kit.wheels
+            else "Set CUDA_HOME to a whole CUDA toolkit.",
+        )
     if torch_cuda is not None and torch_cuda.major != kit.version.major:
         yield Finding(
             "error",
@@ -306,6 +331,15 @@ def _about_nvcc(kit: Toolkit, env: Environment, arch: Arch | None) -> Iterator[F
     elif torch_cuda is not None and torch_cuda > kit.version:
         what = f"{kit.nvcc} is of CUDA {kit.version}, older than PyTorch's CUDA {torch_cuda}."
         yield Finding("warning", what, f"A toolkit of CUDA {torch_cuda} or later is what it was made with.")
+
+
+def _pip_install(cuda: Version | None) -> str:
+    """How to get a toolkit as wheels, of the CUDA that is wanted where it is known."""
+    of = f"=={cuda.major}.{cuda.minor}.*" if cuda is not None and cuda.major >= 13 else ""
+    return " ".join(["pip install", *(f"'{name}{of}'" if of else name for name in NVCC_WHEELS), *_ANY_VERSION])
+
+
+_ANY_VERSION = ("nvidia-cuda-cccl", "nvidia-cublas", "nvidia-curand")
 
 
 def _about_tools(kit: Toolkit) -> Iterator[Finding]:
