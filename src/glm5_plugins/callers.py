@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from glm5_plugins import source
@@ -84,10 +85,18 @@ def _files(package: str, roots: Sequence[Path] | None) -> Iterator[Path]:
 
 
 def _uses_in(file: Path, names: Collection[str]) -> Iterator[Use]:
-    text = file.read_bytes()
+    for use in _found(source.Content.of(file), frozenset(names)):
+        yield replace(use, file=file)
+
+
+@lru_cache(maxsize=8192)
+def _found(content: source.Content, names: frozenset[str]) -> tuple[Use, ...]:
+    text = content.path.read_bytes()
     here = {name for name in names if name.encode() in text}
-    if not here:
-        return
+    return tuple(_in_text(text, content.path, here)) if here else ()
+
+
+def _in_text(text: bytes, file: Path, here: Collection[str]) -> Iterator[Use]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

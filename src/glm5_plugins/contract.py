@@ -101,7 +101,7 @@ def check(every: Sequence[Contract], env: Environment) -> Iterator[Breach]:
         (target, needs): _lacking(target, needs, env)
         for target, needs in dict.fromkeys((contract.target, contract.needs) for contract in about)
     }
-    used = _used((contract for contract in about if lacking[contract.target, contract.needs] is None), env)
+    used = _used(about, env)
     for contract in about:
         places = {window: env.place(window) for window in contract.windows}
         judged = {window: place for window, place in places.items() if place is not Place.ABSENT}

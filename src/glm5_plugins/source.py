@@ -482,6 +482,14 @@ class _File:
     path: Path
     tree: ast.Module
 
+    def at(self, path: Path) -> _File:
+        """The same file by another path."""
+        if path == self.path:
+            return self
+        known = replace(self, path=path)
+        known.__dict__.update({**self.__dict__, "path": path})  # its scopes too, if they were read
+        return known
+
     @cached_property
     def scope(self) -> _Scope:
         return _Scope.of(self.tree.body)
@@ -537,15 +545,35 @@ def _summands(value: ast.expr) -> Iterator[ast.expr]:
         yield value
 
 
+@dataclass(frozen=True)
+class Content:
+    """What is in a file, told by its place on the disk: the same by every path, until it is written to."""
+
+    path: Path = field(compare=False)
+    device: int
+    inode: int
+    mtime_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> Content:
+        """The content that a path, or where it links to, has now.
+
+        Raises:
+            OSError: There is no such file.
+        """
+        status = os.stat(path)
+        return cls(path, status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
 @lru_cache(maxsize=128)
-def _parse(path: Path, mtime_ns: int, size: int) -> _File:
-    return _File(path, ast.parse(path.read_bytes(), filename=str(path)))
+def _parse(content: Content) -> _File:
+    return _File(content.path, ast.parse(content.path.read_bytes(), filename=str(content.path)))
 
 
 def _read(path: Path) -> _File:
     """Parse a file, once per process for as long as it does not change."""
-    status = path.stat()
-    return _parse(path, status.st_mtime_ns, status.st_size)
+    return _parse(Content.of(path)).at(path)
 
 
 # --- from a name to its definition -------------------------------------------------------------------------
