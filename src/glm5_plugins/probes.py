@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from glm5_plugins.environment import Environment
+from glm5_plugins.patching import Probe
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,24 @@ class SourceSays:
 
     def __str__(self) -> str:
         return f"`{self.target}` has `{self.fragment}` in it"
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Says what the first of several probes says that says anything.
+
+    Args:
+        probes: Asked in this order.
+    """
+
+    probes: tuple[Probe, ...]
+
+    def __call__(self, env: Environment) -> str | None:
+        """Return the text, or None."""
+        return next((said for probe in self.probes if (said := probe(env)) is not None), None)
+
+    def __str__(self) -> str:
+        return ", or ".join(map(str, self.probes))
 
 
 def _lacks(target: str, env: Environment) -> bool:

@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from glm5_plugins.environment import Environment
 from glm5_plugins.patching import Probe
 from glm5_plugins.prefill.upstream import NOTHING_COMPILES
-from glm5_plugins.probes import SourceHas, SourceSays
+from glm5_plugins.probes import AnyOf, SourceHas, SourceLacks, SourceSays
 
 _QUANTIZATION = "sglang.srt.layers.quantization"
 _MOE = "sglang.srt.layers.moe"
@@ -151,6 +151,12 @@ RAW = (
         ("sglang>=0.5.11,<0.5.22", "flashinfer-python>=0.6.7"),
         _NO_COMPILED_GRAPH,
         (Site(f"{_QUANTIZATION}.kvfp4_tensor", ">=0.5.11", _KV),),
+        outside=AnyOf(
+            (
+                SourceLacks((f"{_QUANTIZATION}.kvfp4_tensor:NVFP4KVQuantizeUtil",), "nothing of this SGLang calls it"),
+                NOTHING_COMPILES,
+            )
+        ),
     ),
     Raw(
         "scaled_fp4_grouped_quantize",
