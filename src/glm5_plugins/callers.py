@@ -89,7 +89,7 @@ def _uses_in(file: Path, names: Collection[str]) -> Iterator[Use]:
         yield replace(use, file=file)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1 << 16)
 def _found(content: source.Content, names: frozenset[str]) -> tuple[Use, ...]:
     text = content.path.read_bytes()
     here = {name for name in names if name.encode() in text}
