@@ -37,9 +37,7 @@ def test_a_run_is_recorded_beside_the_others(tmp_path: Path, monkeypatch: pytest
         "installed_packages": ["sglang==0.5.23", "glm5-plugins @ file:///x", "torch==2.13.0+cpu"],
         "result": {"success": False, "exit_code": 1, "duration": 90.0},
         "test": [
-            {
-                "output": "two lines\n== 1 failed, 52 passed, 4 skipped, 1 warning, 2 errors in 243.55s (0:04:03) ==\n"
-            },
+            {"output": "two lines\n== 1 failed, 52 passed, 4 skipped, 1 warning, 2 errors in 243.55s (0:04:03) ==\n"},
             {"output": "no tests here, 9 passed to others\n"},
         ],
     }

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glm5_plugins import source
-from glm5_plugins.source import Definition, Missing, elsewhere, find, lacks
+from glm5_plugins.source import Definition, Missing, elsewhere, find, lacks, scopes
 
 Write = Callable[[dict[str, str]], None]
 Find = Callable[[str], Definition]
@@ -460,9 +459,9 @@ def test_elsewhere(write: Write, tmp_path: Path) -> None:
 def test_a_file_is_parsed_once_until_it_changes(write: Write, look: Find) -> None:
     write({"m.py": "def f(a): ...\n"})
     look("m:f")
-    before = source._parse.cache_info().misses
+    before = scopes.parse.cache_info().misses
     look("m:f")
-    assert source._parse.cache_info().misses == before
+    assert scopes.parse.cache_info().misses == before
     write({"m.py": "def f(a, b): ...\n"})
     assert look("m:f").parameter("b") is not None
 
