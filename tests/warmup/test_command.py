@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from glm5_plugins.environment import Environment
+from glm5_plugins.warmup.needs import RULES, Arch
 from tests.warmup.conftest import Node
 
 
@@ -27,6 +30,45 @@ def test_it_lists_what_would_be_built_and_builds_nothing(node: Node) -> None:
     ]
     assert all(row["library"].startswith(str(node.cache)) for row in rows)
     assert node.compiles() == 0
+
+
+DOWNLOADED = {"trtllm_fused_moe", "trtllm_gemm"}
+NEEDING_CUDA_PYTHON = set() if find_spec("cuda") else {"allreduce_fusion"}
+
+
+@pytest.mark.skipif(not NEEDING_CUDA_PYTHON, reason="cuda-python is installed")
+def test_what_flashinfer_itself_lacks_is_named(node: Node) -> None:
+    done = warmup(node, "--arch", "10.0", "--modules", "allreduce_fusion", "--list", FLASHINFER_CUDA_ARCH_LIST="10.0a")
+    first, second = done.stderr.splitlines()[-2:]
+    assert "FlashInfer's flashinfer.comm.trtllm_ar, which the module allreduce_fusion() is of, cannot be" in first
+    assert "cuda-python" in first
+    assert second == "  Install what it asks for, in the Python that SGLang runs in."
+
+
+@pytest.mark.parametrize("arch", sorted({arch for rule in RULES for arch in rule.archs}))
+def test_every_module_of_every_architecture_is_found_without_a_gpu(node: Node, arch: Arch) -> None:
+    """FlashInfer asks the current device for some; there is none."""
+    env = Environment()
+    families = {rule.name for rule in RULES if arch in rule.archs and rule.fits(env)} - DOWNLOADED - NEEDING_CUDA_PYTHON
+    spelled = f"{arch[0]}.{arch[1]}"
+    node.env.pop("FLASHINFER_CUDA_ARCH_LIST")
+    done = warmup(node, "--arch", spelled, "--modules", ",".join(sorted(families)), "--list", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == len(families)
+
+
+@pytest.mark.parametrize("family", sorted(DOWNLOADED))
+def test_kernels_that_flashinfer_downloads_say_so(node: Node, family: str) -> None:
+    """Where there is no network; the getters ask for the current device first, which must not stop them."""
+    node.env.pop("FLASHINFER_CUDA_ARCH_LIST")
+    node.env["https_proxy"] = "http://127.0.0.1:9"
+    done = warmup(
+        node, "--arch", "10.0", "--modules", family, "--list", FLASHINFER_CUBIN_DIR=str(node.cache / "cubins")
+    )
+    first, second = done.stderr.splitlines()[-2:]
+    assert f"FlashInfer refuses the module {family}(): " in first
+    assert "checksums.txt" in first
+    assert "install flashinfer-cubin of the same version" in second
 
 
 def test_the_folder_is_the_one_that_a_server_with_that_gpu_looks_into(node: Node) -> None:

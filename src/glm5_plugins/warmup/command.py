@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> bool:
     from glm5_plugins.warmup.building import Builder
 
     specs.assume_cuda_build()
+    specs.assume_gpu(arch)
     artifacts = [specs.find(module) for module in wanted]
     why = {artifact.name: wanted[artifact.module] for artifact in artifacts}
     if arguments.list:

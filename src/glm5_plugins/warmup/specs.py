@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from glm5_plugins.errors import NotInForce
-from glm5_plugins.warmup.needs import Module
+from glm5_plugins.warmup.needs import Arch, Module
 
 
 class State(str, Enum):
@@ -109,9 +110,14 @@ def find(module: Module) -> Artifact:
         except _Caught:
             return Artifact(module, caught[0])
         except Exception as error:
+            mend = "Check the architecture and the CUDA toolkit: `glm5-plugins warmup --list`."
+            if module.name.startswith("trtllm"):
+                mend = (
+                    "FlashInfer downloads the kernels of this module: let this machine reach them, or install "
+                    "flashinfer-cubin of the same version."
+                )
             raise NotInForce(
-                f"FlashInfer refuses the module {module}: {type(error).__name__}: {error}",
-                "Check the architecture and the CUDA toolkit: `glm5-plugins warmup --list`.",
+                f"FlashInfer refuses the module {module}: {type(error).__name__}: {error}", mend
             ) from error
     raise NotInForce(f"{module.getter} built nothing for {module}: it was loaded in this process already.")
 
@@ -125,11 +131,19 @@ def _getter(module: Module) -> Any:
     place, _, name = module.getter.partition(":")
     try:
         return getattr(import_module(place), name)
-    except (ImportError, AttributeError) as error:
-        raise NotInForce(
-            f"FlashInfer has no {module.getter}: {error}.",
-            "This FlashInfer is not one that fp4_warmup is made for; take fp4_warmup out of GLM5_PLUGINS.",
-        ) from error
+    except ImportError as error:
+        if not (isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name)):
+            raise NotInForce(
+                f"FlashInfer's {place}, which the module {module} is of, cannot be imported: {str(error).rstrip('.')}.",
+                "Install what it asks for, in the Python that SGLang runs in.",
+            ) from error
+        missing: Exception = error
+    except AttributeError as error:
+        missing = error
+    raise NotInForce(
+        f"FlashInfer has no {module.getter}: {missing}.",
+        "This FlashInfer is not one that fp4_warmup is made for; take fp4_warmup out of GLM5_PLUGINS.",
+    ) from missing
 
 
 class _Caught(Exception):
@@ -189,6 +203,17 @@ def cuda_home() -> str | None:
         return str(import_module("flashinfer.jit.cpp_ext").get_cuda_path())
     except (RuntimeError, OSError):
         return os.environ.get("CUDA_HOME")
+
+
+def assume_gpu(arch: Arch) -> None:
+    """Let PyTorch answer as beside a GPU of this architecture; for processes that only compile.
+
+    FlashInfer's TRT-LLM getters ask for the current device's (from 0.6.16), to tell Rubin from Blackwell.
+    """
+    cuda: Any = import_module("torch.cuda")
+    cuda.current_device = lambda: 0
+    cuda.get_device_capability = lambda device=None: arch
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(major=arch[0], minor=arch[1])
 
 
 def assume_cuda_build() -> None:
