@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -133,6 +134,10 @@ def differences(members: Sequence[HasFacts]) -> list[Difference]:
 def exchange(group: Group, mine: Member, timeout_s: float = TIMEOUT_S) -> list[Member]:
     """Tell every rank about this one, and learn about the others.
 
+    Rank 0 collects and hands out, by sends and receives that run in the calling thread. A collective such as
+    `all_gather_object` leaves gloo's own threads with tensors of Python's; one that comes to drop its tensor while this
+    process exits, as it does where ranks differ, aborts the process.
+
     Args:
         group: A gloo group, in which every rank calls this at the same step of the start.
         mine: This rank.
@@ -143,19 +148,66 @@ def exchange(group: Group, mine: Member, timeout_s: float = TIMEOUT_S) -> list[M
     """
     from torch import distributed
 
-    told: list[Any] = [None] * group.size
+    began = time.monotonic()
+    limit = timedelta(seconds=timeout_s)
+    own = json.dumps(asdict(mine))
     try:
-        # Names the ranks that are missing, which a collective that times out does not.
-        distributed.monitored_barrier(group.handle, timedelta(seconds=timeout_s), wait_all_ranks=True)
-        distributed.all_gather_object(told, json.dumps(asdict(mine)), group=group.handle)
+        # Names the ranks that are missing, which a receive that times out does not.
+        distributed.monitored_barrier(group.handle, limit, wait_all_ranks=True)
+        if group.rank == 0:
+            texts = [own, *(_receive(group, rank, limit) for rank in range(1, group.size))]
+            all_texts = json.dumps(texts)
+            for rank in range(1, group.size):
+                _send(group, rank, all_texts, limit)
+        else:
+            _send(group, 0, own, limit)
+            texts = json.loads(_receive(group, 0, limit))
     except RuntimeError as error:
-        raise NotInForce(
+        late = time.monotonic() - began >= timeout_s
+        raise _not_compared(group, timeout_s if late else None, str(error)) from error
+    return [Member(**json.loads(text)) for text in texts]
+
+
+def _send(group: Group, to: int, text: str, limit: timedelta) -> None:
+    data = text.encode()
+    for part in (len(data).to_bytes(8, "big"), data):
+        _transfer("isend", group, to, bytearray(part), limit)
+
+
+def _receive(group: Group, source: int, limit: timedelta) -> str:
+    size = _transfer("irecv", group, source, bytearray(8), limit)
+    return _transfer("irecv", group, source, bytearray(int.from_bytes(size, "big")), limit).decode()
+
+
+def _transfer(way: str, group: Group, peer: int, data: bytearray, limit: timedelta) -> bytearray:
+    """Send `data`, or fill it, and wait until that is done."""
+    import torch
+    from torch import distributed
+
+    tensor = torch.frombuffer(data, dtype=torch.uint8)  # on the same memory, and with no need of NumPy
+    if way == "isend":
+        work = distributed.isend(tensor, group=group.handle, group_dst=peer)
+    else:
+        work = distributed.irecv(tensor, group=group.handle, group_src=peer)
+    if work is not None:
+        work.wait(limit)
+    return data
+
+
+def _not_compared(group: Group, time_up_after: float | None, account: str) -> NotInForce:
+    account = next(iter(account.strip().splitlines()), "").rstrip(".")
+    if time_up_after is not None:
+        return NotInForce(
             f"Rank {group.rank} of {group.size} waited for all ranks to compare their plugins, and not all came "
-            f"within {timeout_s:.0f} s: {str(error).strip().splitlines()[0]}.",
+            f"within {time_up_after:.0f} s: {account}.",
             "Set the same GLM5_* variables and install the same packages on every node; look in the log of the rank "
             "that is missing. GLM5_AGREEMENT=off on every rank starts without comparing.",
-        ) from error
-    return [Member(**json.loads(text)) for text in told]
+        )
+    return NotInForce(
+        f"Rank {group.rank} of {group.size} could not compare its plugins with those of the other ranks: {account}.",
+        "Look in the logs of the other ranks for what ended them. GLM5_AGREEMENT=off on every rank starts without "
+        "comparing.",
+    )
 
 
 def backend_of(group: Group) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -22,10 +22,12 @@ from glm5_plugins.agreement import (
     compare,
     differences,
     digest,
+    exchange,
     in_words,
     refusal,
     standing,
 )
+from glm5_plugins.errors import NotInForce
 from glm5_plugins.patching import Verdict
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -105,12 +107,13 @@ def test_one_rank_has_nobody_to_differ_from(group):
 
 
 RANK = """
-import datetime, json, os, sys, time
+import json, os, sys, time
+rank, size, store, timeout = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+changed, act = json.loads(sys.argv[5]), sys.argv[6]
+if act == "without NumPy": sys.modules["numpy"] = None
 from torch import distributed
 from glm5_plugins import agreement
 from glm5_plugins.errors import NotInForce, stop
-rank, size, store, timeout = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
-changed, act = json.loads(sys.argv[5]), sys.argv[6]
 distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
 group = distributed.new_group(list(range(size)), backend="gloo")
 agreement.TIMEOUT_S = timeout
@@ -122,12 +125,16 @@ try:
 except NotInForce as error:
     raise stop(error)
 print(json.dumps(found.as_json()), flush=True)
+if act == "hold the GIL":
+    sys.setswitchinterval(1000)
+    until = time.monotonic() + 1.5
+    while time.monotonic() < until: pass
 if found.state == "differs": raise stop(agreement.refusal(found))
 distributed.barrier(group)
 """
 
 
-def ranks(tmp_path: Path, *acts: str, changed: dict[int, str] | None = None, timeout: float = 60.0):
+def ranks(tmp_path: Path, *acts: str, changed: dict[int, str] | None = None, timeout: float = 60.0, **env: str):
     """Run ranks as processes; return `(status, output, errors)` of each."""
     (tmp_path / "rank.py").write_text(RANK)
     started = [
@@ -137,7 +144,7 @@ def ranks(tmp_path: Path, *acts: str, changed: dict[int, str] | None = None, tim
                 *(str(rank), str(len(acts)), str(tmp_path / "store"), str(timeout)),
                 *((changed or {}).get(rank, "{}"), act),
             ],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -155,6 +162,48 @@ def ranks(tmp_path: Path, *acts: str, changed: dict[int, str] | None = None, tim
 @needs_torch
 def test_ranks_that_agree_go_on(tmp_path):
     for status, out, err in ranks(tmp_path, "compare", "compare", "compare"):
+        assert status == 0, err
+        assert '"state": "agreed"' in out
+
+
+# Lets the threads of torch and gloo sleep whenever they have told others that something is done.
+SLOW_THREADS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+int pthread_cond_broadcast(pthread_cond_t *condition) {
+    static int (*real)(pthread_cond_t *);
+    if (!real) real = dlvsym(RTLD_NEXT, "pthread_cond_broadcast", "GLIBC_2.3.2");
+    if (!real) real = dlsym(RTLD_NEXT, "pthread_cond_broadcast");
+    int result = real(condition);
+    char name[32] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    if (strstr(name, "gloo")) usleep(300000);
+    return result;
+}
+"""
+
+
+@needs_torch
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_no_thread_of_gloo_needs_python_once_the_ranks_have_compared(tmp_path):
+    """A thread that waits for the GIL while Python ends aborts the process: `terminate called`, status -6.
+
+    Such a thread would be one that still has a tensor of this comparison, and is slower than the main thread.
+    """
+    (tmp_path / "slow.c").write_text(SLOW_THREADS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "slow.so", "slow.c", "-ldl"], cwd=tmp_path, check=True)
+    acts = ("hold the GIL", "hold the GIL", "hold the GIL")
+    for status, out, err in ranks(tmp_path, *acts, changed={2: '{"b": "3"}'}, LD_PRELOAD=str(tmp_path / "slow.so")):
+        assert '"state": "differs"' in out
+        assert status == 1, err
+
+
+@needs_torch
+def test_ranks_compare_without_numpy(tmp_path):
+    for status, out, err in ranks(tmp_path, "without NumPy", "without NumPy"):
         assert status == 0, err
         assert '"state": "agreed"' in out
 
@@ -178,14 +227,35 @@ def test_a_rank_that_never_comes_ends_in_a_time_out_that_names_it(tmp_path):
     assert time.monotonic() - began < 200
     for rank, (status, _, err) in enumerate((first, second)):
         assert status == 1
-        assert f"Rank {rank} of 3 waited for all ranks" in err
-        assert "not all came within 20 s" in err
-    assert "Ranks 2 failed to pass monitoredBarrier" in textwrap.dedent(first[2])
+        assert f"Rank {rank} of 3 " in err
+    assert "Rank 0 of 3 waited for all ranks" in first[2]
+    assert "not all came within 20 s" in first[2]
+    assert "Ranks 2 failed to pass monitoredBarrier" in first[2]
+    # Rank 1 knows no more than that rank 0 has gone, and says so.
+    assert "received errors while waiting for send/recv from rank 0" in second[2]
     assert away[0] == 0
 
 
 @needs_torch
-def test_a_rank_that_is_killed_stops_the_others(tmp_path):
-    first, _ = ranks(tmp_path, "compare", "die", timeout=30.0)
+def test_a_rank_that_is_killed_stops_the_others_and_nobody_speaks_of_a_time_out(tmp_path):
+    began = time.monotonic()
+    first, _ = ranks(tmp_path, "compare", "die", timeout=200.0)
+    assert time.monotonic() - began < 180
     assert first[0] == 1
-    assert "Rank 0 of 2 waited for all ranks" in first[2]
+    assert "Rank 0 of 2 could not compare its plugins with those of the other ranks: " in first[2]
+    assert "not all came" not in first[2]
+
+
+@needs_torch
+def test_whatever_else_goes_wrong_is_no_time_out(monkeypatch):
+    from torch import distributed
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("Something is not available.\nMore")
+
+    monkeypatch.setattr(distributed, "monitored_barrier", fail)
+    with pytest.raises(NotInForce) as caught:
+        exchange(Group(0, 2, None), member(0))
+    first, second = str(caught.value).splitlines()
+    assert first.endswith("could not compare its plugins with those of the other ranks: Something is not available.")
+    assert "GLM5_AGREEMENT=off" in second
