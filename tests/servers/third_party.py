@@ -105,6 +105,36 @@ PLUGINS = {
             with mock.patch.object(BaseProcess, "start", start_otherwise):
                 return (yield)
     ''',
+    "tiny_module": '''
+        """Lets fp4_warmup take this CPU for an SM120 GPU, and a launch for one that uses a single small C++ module.
+
+        Made up are the GPU and the list of modules. What reads the launch, locks, builds and loads is real: the plugin,
+        its builder, FlashInfer's JIT, ninja and the compiler.
+        """
+        from unittest import mock
+        from glm5_plugins import hookimpl
+        from glm5_plugins.environment import Environment
+        from glm5_plugins.plugins import fp4_warmup
+        @hookimpl(wrapper=True)
+        def glm5_model_load():
+            Environment.cuda_devices = property(lambda env: 1)
+            if not hasattr(fp4_warmup._warm_up, "real"): fp4_warmup._warm_up = pretend(fp4_warmup._warm_up)
+            return (yield)
+        def pretend(real):
+            def warm_up(*args):
+                import torch
+                from glm5_plugins.warmup import needs, specs
+                modules = {needs.Module("tiny", "tinykernels:get_tiny_module", ("120",)): "a test"}
+                with (
+                    mock.patch.object(torch.cuda, "get_device_capability", lambda *device: (12, 0)),
+                    mock.patch.object(torch.version, "cuda", None),
+                    mock.patch.object(needs, "modules_for", lambda launch, env: modules),
+                ):
+                    specs.assume_cuda_build()
+                    return real(*args)
+            warm_up.real = real
+            return warm_up
+    ''',
     "half": '''
         """Cannot be applied in the detokenizer, where alone it fails."""
         from glm5_plugins import Patch, hookimpl
