@@ -518,9 +518,10 @@ def _diagnose(arguments: argparse.Namespace) -> int:
     for name in arguments.log:
         try:
             found.append(diagnose(sys.stdin) if name == "-" else diagnose_file(Path(name)))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no file can have such a name
+            reason = getattr(error, "strerror", None) or error
             raise UsageError(
-                f"The log {name} cannot be read: {error.strerror}.", "Give the path of a file, or - for standard input."
+                f"The log {name} cannot be read: {reason}.", "Give the path of a file, or - for standard input."
             ) from None
     bad = any(diagnosis.verdict == "unknown" for diagnosis in found)
     if arguments.json:

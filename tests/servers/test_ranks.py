@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,57 @@ def test_the_switch_lets_ranks_differ_and_says_so(field: Field, tmp_path: Path) 
         assert {r["agreement"]["state"] for r in reports_of(server) if r["process"]["role"] == "scheduler"} == {"off"}
 
 
+def test_a_rank_with_another_option_is_refused_by_both(field: Field) -> None:
+    """The main process starts the scheduler of rank 1 with a variable that it does not have itself."""
+    own = json.dumps({"GLM5_FP4_WARMUP_JOBS": "2"})
+    server = field("own_variables", "fp4_warmup", args=TWO_RANKS, env={**BIND, "FIELD_RANK_1": own})
+    found = refusals(server)
+    assert len(found) == 2, server.log_tail()
+    assert found[0] == found[1]
+    assert "The ranks of this server differ: GLM5_FP4_WARMUP_JOBS is '2' on rank 1 on " in found[0][0]
+    assert "it is '0' on rank 0 on " in found[0][0]
+    schedulers = [report for report in reports_of(server) if report["process"]["role"] == "scheduler"]
+    assert [report["agreement"]["state"] for report in schedulers] == ["differs", "differs"]
+    assert server.processes() == []
+
+
+Nodes = Callable[..., list[str]]
+
+
+@pytest.fixture
+def refused_by_nodes(field: Field) -> Nodes:
+    """Start two nodes that differ, each with a main process and an environment of its own; return what each said."""
+
+    def start(*plugins: str, other: dict[str, str]) -> list[str]:
+        meeting = f"127.0.0.1:{24000 + os.getpid() % 4000}"
+        args = (*TWO_RANKS, "--nnodes", "2", "--dist-init-addr", meeting)
+        env = {"GLOO_SOCKET_IFNAME": "lo"}
+        nodes = [
+            field(
+                *plugins,
+                args=(*args, "--node-rank", str(rank)),
+                env={**env, "SGLANG_CPU_OMP_THREADS_BIND": str(rank), **(other if rank else {})},
+            )
+            for rank in range(2)
+        ]
+        try:
+            for node in nodes:
+                node.start()
+            for node in nodes:
+                with pytest.raises(ServerError):
+                    node.wait_ready()
+            said = [
+                [line for line in node.log_text().splitlines() if line.startswith("glm5-plugins: ")] for node in nodes
+            ]
+            assert list(map(len, said)) == [1, 1], "\n".join(node.log_tail() for node in nodes)
+            return [line for (line,) in said]
+        finally:
+            for node in nodes:
+                node.stop()
+
+    return start
+
+
 @pytest.mark.parametrize(
     ("other", "what"),
     [
@@ -159,32 +211,28 @@ def test_the_switch_lets_ranks_differ_and_says_so(field: Field, tmp_path: Path) 
         ({"GLM5_ON_ERROR": "warn"}, "GLM5_ON_ERROR is 'warn' on rank 1"),
     ],
 )
-def test_a_node_with_other_settings_is_refused_by_both(field: Field, other: dict[str, str], what: str) -> None:
-    """Two nodes of one server, each with a main process and an environment of its own."""
-    meeting = f"127.0.0.1:{24000 + os.getpid() % 4000}"
-    args = (*TWO_RANKS, "--nnodes", "2", "--dist-init-addr", meeting)
-    env = {"GLOO_SOCKET_IFNAME": "lo"}
-    nodes = [
-        field(
-            "cuda_version",
-            args=(*args, "--node-rank", str(rank)),
-            env={**env, "SGLANG_CPU_OMP_THREADS_BIND": str(rank), **(other if rank else {})},
-        )
-        for rank in range(2)
-    ]
-    try:
-        for node in nodes:
-            node.start()
-        for node in nodes:
-            with pytest.raises(ServerError):
-                node.wait_ready()
-        for node in nodes:
-            lines = [line for line in node.log_text().splitlines() if line.startswith("glm5-plugins: ")]
-            assert len(lines) == 1, node.log_tail()
-            assert f"The ranks of this server differ: {what}" in lines[0]
-    finally:
-        for node in nodes:
-            node.stop()
+def test_a_node_with_other_settings_is_refused_by_both(
+    refused_by_nodes: Nodes, other: dict[str, str], what: str
+) -> None:
+    for line in refused_by_nodes("cuda_version", other=other):
+        assert f"The ranks of this server differ: {what}" in line
+
+
+def test_a_node_with_another_version_of_a_plugin_is_refused_by_both(refused_by_nodes: Nodes, tmp_path: Path) -> None:
+    """The node finds another distribution of that name, with files of its own."""
+    newer = third_party.write(tmp_path, "1.1")
+    for line in refused_by_nodes("probe", other={"PYTHONPATH": f"{STANDINS}{os.pathsep}{newer}"}):
+        assert "The ranks of this server differ: the plugin probe is 'field-plugins 1.1' on rank 1 on " in line
+        assert "it is 'field-plugins 1.0' on rank 0 on " in line
+
+
+def test_a_node_with_another_version_of_a_package_is_refused_by_both(refused_by_nodes: Nodes, tmp_path: Path) -> None:
+    """What says the version is another; the package behind it is the one that both nodes have."""
+    third_party.write_metadata(tmp_path, "flashinfer-python", "0.6.99")
+    path = os.pathsep.join(map(str, (STANDINS, tmp_path)))
+    for line in refused_by_nodes("cuda_version", other={"PYTHONPATH": path}):
+        assert "The ranks of this server differ: the version of flashinfer-python is '0.6.99' on rank 1 on " in line
+        assert f"it is '{metadata.version('flashinfer-python')}' on rank 0 on " in line
 
 
 @pytest.mark.sglang("!=0.5.11,!=0.5.12,!=0.5.14,!=0.5.19", reason="there the entry point misses the detokenizer")

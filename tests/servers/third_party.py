@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-METADATA = "Metadata-Version: 2.1\nName: field-plugins\nVersion: 1.0\n"
+METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 PLUGINS = {
     "probe": '''
@@ -86,6 +86,55 @@ PLUGINS = {
         def glm5_patches(env):
             yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", first_come(env), "one only")
     ''',
+    "own_variables": '''
+        """Starts the scheduler of rank 1 with variables of its own: those that FIELD_RANK_1 holds as JSON."""
+        import inspect, json, os
+        from multiprocessing.process import BaseProcess
+        from unittest import mock
+        from glm5_plugins import hookimpl
+        def rank_of(process):
+            if not hasattr(process, "_target") or process._target is None: return None
+            given = inspect.signature(process._target).bind(*process._args, **process._kwargs).arguments
+            return given.get("tp_rank")
+        @hookimpl(wrapper=True)
+        def glm5_startup():
+            start = BaseProcess.start
+            def start_otherwise(self):
+                own = json.loads(os.environ["FIELD_RANK_1"]) if rank_of(self) == 1 else {}
+                with mock.patch.dict(os.environ, own): return start(self)
+            with mock.patch.object(BaseProcess, "start", start_otherwise):
+                return (yield)
+    ''',
+    "tiny_module": '''
+        """Lets fp4_warmup take this CPU for an SM120 GPU, and a launch for one that uses a single small C++ module.
+
+        Made up are the GPU and the list of modules. What reads the launch, locks, builds and loads is real: the plugin,
+        its builder, FlashInfer's JIT, ninja and the compiler.
+        """
+        from unittest import mock
+        from glm5_plugins import hookimpl
+        from glm5_plugins.environment import Environment
+        from glm5_plugins.plugins import fp4_warmup
+        @hookimpl(wrapper=True)
+        def glm5_model_load():
+            Environment.cuda_devices = property(lambda env: 1)
+            if not hasattr(fp4_warmup._warm_up, "real"): fp4_warmup._warm_up = pretend(fp4_warmup._warm_up)
+            return (yield)
+        def pretend(real):
+            def warm_up(*args):
+                import torch
+                from glm5_plugins.warmup import needs, specs
+                modules = {needs.Module("tiny", "tinykernels:get_tiny_module", ("120",)): "a test"}
+                with (
+                    mock.patch.object(torch.cuda, "get_device_capability", lambda *device: (12, 0)),
+                    mock.patch.object(torch.version, "cuda", None),
+                    mock.patch.object(needs, "modules_for", lambda launch, env: modules),
+                ):
+                    specs.assume_cuda_build()
+                    return real(*args)
+            warm_up.real = real
+            return warm_up
+    ''',
     "half": '''
         """Cannot be applied in the detokenizer, where alone it fails."""
         from glm5_plugins import Patch, hookimpl
@@ -130,13 +179,11 @@ PLUGINS = {
 }
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, version: str = "1.0") -> Path:
     """Write the distribution below `folder` and return it."""
     import textwrap
 
-    info = folder / "field_plugins-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(METADATA)
+    info = write_metadata(folder, "field-plugins", version)
     points = "".join(f"{name} = field_plugins.{name}\n" for name in PLUGINS)
     (info / "entry_points.txt").write_text(f"[glm5_plugins]\n{points}")
     package = folder / "field_plugins"
@@ -145,3 +192,11 @@ def write(folder: Path) -> Path:
     for name, source in PLUGINS.items():
         (package / f"{name}.py").write_text(textwrap.dedent(source))
     return folder
+
+
+def write_metadata(folder: Path, name: str, version: str) -> Path:
+    """Write what says which version of a distribution is installed below `folder`; return where it is."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(METADATA.format(name=name, version=version))
+    return info

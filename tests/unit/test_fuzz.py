@@ -24,6 +24,7 @@ from glm5_plugins import ConfigurationError, Patch, PluginSettings, arguments, c
 from glm5_plugins.agreement import Agreement, Member, differences, digest, in_words, refusal
 from glm5_plugins.bootstrap import check_variables
 from glm5_plugins.cli import main
+from glm5_plugins.diagnosis.reading import diagnose_file
 from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.errors import Glm5Error, did_you_mean
 from glm5_plugins.manager import PluginManager
@@ -221,6 +222,35 @@ def toml_of(text: str) -> None:
         profile.load(str(file))
 
 
+def log_of(text: str) -> None:
+    """A server's log, with any content."""
+    with in_a_file(text) as file:
+        found = diagnose_file(file)
+        lines = file.read_text(encoding="utf-8", errors="replace").count("\n") + 1
+    assert found.verdict in ("known", "unknown", "no failure")
+    assert 0 <= found.line <= lines
+    assert found.cause
+    assert str(found)
+
+
+def log_of_command_line(text: str) -> None:
+    """The same, and what is printed of it."""
+    log_of(text)
+    errors, output = io.StringIO(), io.StringIO()
+    with in_a_file(text) as file, contextlib.redirect_stderr(errors), contextlib.redirect_stdout(output):
+        assert main(["diagnose", str(file), str(file)]) in (0, 1)
+    assert errors.getvalue() == ""
+    assert output.getvalue().count(f"== {file}") == 2
+
+
+@contextlib.contextmanager
+def in_a_file(text: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "made.log"
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        yield file
+
+
 # Whatever reads a text that a user wrote: it returns, or raises a `Glm5Error`.
 READERS: Mapping[str, Callable[[str], Any]] = {
     "GLM5_PROFILE": profile.load.__wrapped__,
@@ -229,6 +259,8 @@ READERS: Mapping[str, Callable[[str], Any]] = {
     "glm5-plugins check": of_command_line("check", "--"),
     "glm5-plugins explain": of_command_line("explain"),
     "glm5-plugins report": of_command_line("report", "--json"),
+    "glm5-plugins diagnose": of_command_line("diagnose"),
+    "a log": log_of_command_line,
 }
 
 
@@ -240,6 +272,24 @@ READERS: Mapping[str, Callable[[str], Any]] = {
 def test_readers(reader, text):
     with in_two_lines():
         reader(text)
+
+
+LOGS = Path(__file__).parent / "diagnosis/logs"
+LOG_LINES = sorted({line for file in LOGS.rglob("*.log") for line in file.read_text(errors="replace").splitlines()})
+
+
+@given(st.lists(st.sampled_from(LOG_LINES) | variable_text, max_size=40), st.sampled_from(["\n", "\r\n", "\r", "\0\n"]))
+@example(["Traceback (most recent call last):", "ValueError"], "\n")
+def test_logs_of_shuffled_lines(lines, end):
+    """The lines of real failures in any order, and anything between them."""
+    log_of(end.join(lines))
+
+
+@given(st.sampled_from(LOG_LINES), st.data())
+def test_a_log_line_with_a_slip(line, data):
+    at = data.draw(st.integers(0, len(line)))
+    length = data.draw(st.integers(0, 40))
+    log_of(line[:at] + data.draw(variable_text) + line[at + length :])
 
 
 WORDS = (

@@ -134,7 +134,7 @@ CATALOGUE = (
     Signature(
         name="attention kernel lacks this GPU",
         pattern=r"(?:TllmGenFmhaRunner.*Unsupported arch|"
-        r"(?P<what>(?:Sparse Attention Forward Kernel|FlashAttention v\d Backend|TRTLLM \w+ backend|XQA\w*).{0,30}"
+        r"(?P<what>(?:Sparse Attention Forward Kernel|FlashAttention v\d Backend|TRTLLM \w+ backend|XQA\w{0,40}).{0,30}"
         r"(?:is only supported on|requires) .+))",
         cause="The attention backend has no kernel for this GPU. {what}",
         cure="Choose another --attention-backend (on SM120: flashinfer; for GLM-5's sparse attention "
@@ -217,8 +217,8 @@ CATALOGUE = (
     ),
     Signature(
         name="a package is too old for this SGLang",
-        pattern=r"(?P<package>[\w.-]+) is installed with version (?P<have>\S+), which is less than the minimum "
-        r"required version (?P<want>\S+?)\.(?:\s|$)",
+        pattern=r"(?<![\w.-])(?P<package>[\w.-]+) is installed with version (?P<have>\S+), which is less than the "
+        r"minimum required version (?P<want>\S+?)\.(?:\s|$)",
         cause="{package} is {have}; this SGLang wants {want} or newer.",
         cure="Install {package} {want}, and see what downgraded it: SGLang pins its dependencies exactly.",
         link="https://docs.sglang.io/get_started/install.html",
@@ -267,7 +267,7 @@ CATALOGUE = (
     # --- the model's files ---
     Signature(
         name="the model is not there",
-        pattern=r"(?:(?P<model>\S+) is not a local folder and is not a valid model identifier|"
+        pattern=r"(?:(?<!\S)(?P<model>\S+) is not a local folder and is not a valid model identifier|"
         r"Repo id must be in the form .*: '(?P<path>/[^']*)'|"
         r"Repository Not Found for url|Can't load the configuration of|Cannot access gated repo|We couldn't connect to '?https://huggingface)",
         cause="The model is neither a local folder nor reachable on the hub. {model}{path}",
@@ -305,8 +305,11 @@ CATALOGUE = (
     Signature(
         name="out of memory: the model is loaded twice",
         pattern=r"OutOfMemoryError|CUDA out of memory|Not enough memory\. Please try to increase --mem-fraction-static",
-        before=r"model_path'?[=:] ?'(?P<model>[^']*)'.*speculative_algorithm'?[=:] ?'(?:NEXTN|EAGLE)'.*"
-        r"speculative_draft_model_path'?[=:] ?(?:None|'(?P=model)')",
+        # The first of each: a part that has matched inside (?=(...)) is not tried again further on, so that a line as
+        # long as lines of arguments are is gone through once.
+        before=r"^(?=(?P<head>.*?model_path'?[=:] ?'))(?P=head)(?P<model>[^']*)'"
+        r"(?=(?P<middle>.*?speculative_algorithm'?[=:] ?'(?:NEXTN|EAGLE)'))(?P=middle)"
+        r".*?speculative_draft_model_path'?[=:] ?(?:None|'(?P=model)')",
         near=r"draft_worker|eagle_worker|draft_model|speculative/|is_draft_worker|NextN",
         cause="Speculative decoding without a draft model of its own loads the main model a second time as the draft.",
         cure="SGLANG_ENABLE_SPEC_V2=True where this version still has that switch (the MTP layer alone is loaded), "

@@ -6,6 +6,7 @@ A file's name up to `--` is what has to come out.
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,13 @@ def test_a_file_name_is_no_failure() -> None:
 )
 def test_odd_input_ends_in_a_diagnosis(lines: list[str]) -> None:
     assert diagnose(lines).verdict in ("known", "unknown", "no failure")
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "0", "/", "'", "XQA", "model_path='", "model_path='a' speculative_algorithm='NEXTN' ", "NCCL error "]
+)
+def test_a_long_line_takes_no_time(text: str) -> None:
+    """Repeated up to the length at which lines are cut: no expression goes over it again and again."""
+    began = time.process_time()
+    diagnose([text * (200_000 // len(text))] * 3)
+    assert time.process_time() - began < 2
