@@ -1,7 +1,8 @@
 """Single batch overlap: sets `--enable-single-batch-overlap`, and says when nothing will come of it.
 
-SGLang accepts the flag nearly everywhere. What overlaps is another matter: communication with the down projection only
-for the runners flashinfer_cutedsl and, before Blackwell, deep_gemm; and only where there is an all-to-all to overlap.
+SGLang's parser accepts the flag everywhere; from 0.5.13 every rank refuses it on SM90, once the processes are up. What
+overlaps is another matter: communication with the down projection only for the runners flashinfer_cutedsl and, before
+Blackwell, deep_gemm; and only where there is an all-to-all to overlap.
 A launch that it accepts and that gains nothing is started, under the verdict "in force, no effect expected".
 """
 
@@ -33,6 +34,14 @@ RULES = (
         sglang=">=0.5.21",
         given={"moe_a2a_backend": ("megamoe",)},
         source="sglang/srt/arg_groups/mega_moe_hook.py, check_mega_moe_compat",
+    ),
+    Rule(
+        Does.REFUSE,
+        "{sglang} has no single batch overlap for {arch}: its DeepGEMM cannot do it there any more",
+        "Take 'sbo' out of GLM5_PLUGINS, and --enable-single-batch-overlap out of the command.",
+        sglang=">=0.5.13",
+        arch=("sm90",),
+        source="sglang/srt/layers/moe/utils.py, initialize_moe_config: an error in every rank",
     ),
     Rule(
         Does.NO_EFFECT,

@@ -15,8 +15,7 @@ import pytest
 from glm5_plugins import flags
 from glm5_plugins.arguments import field_of
 from tests.servers.conftest import StartServer
-from tests.support.server import ServerError, ServerProcess
-from tests.support.server import _cpu_environment as cpu_environment
+from tests.support.server import ServerError, ServerProcess, cpu_environment
 
 LAUNCHER = ("-m", "glm5_plugins.launch", "sglang.launch_server")
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
