@@ -18,7 +18,19 @@ FLAGS = "sglang/srt/batch_overlap/single_batch_overlap.py, SboFlags (the same fr
 BLACKWELL = ("sm100", "sm110", "sm120")
 SBO = {"enable_single_batch_overlap": True}
 
+ON_THIS_GPU = (
+    Rule(
+        Does.REFUSE,
+        "{sglang} has no single batch overlap for {arch}: its DeepGEMM cannot do it there any more",
+        "Take 'sbo' out of GLM5_PLUGINS, and --enable-single-batch-overlap out of the command.",
+        sglang=">=0.5.13",
+        arch=("sm90",),
+        source="sglang/srt/layers/moe/utils.py, initialize_moe_config: an error in every rank",
+    ),
+)
+
 RULES = (
+    *ON_THIS_GPU,
     Rule(
         Does.REFUSE,
         "{sglang} has no single batch overlap for --moe-a2a-backend deepep_v2",
@@ -34,14 +46,6 @@ RULES = (
         sglang=">=0.5.21",
         given={"moe_a2a_backend": ("megamoe",)},
         source="sglang/srt/arg_groups/mega_moe_hook.py, check_mega_moe_compat",
-    ),
-    Rule(
-        Does.REFUSE,
-        "{sglang} has no single batch overlap for {arch}: its DeepGEMM cannot do it there any more",
-        "Take 'sbo' out of GLM5_PLUGINS, and --enable-single-batch-overlap out of the command.",
-        sglang=">=0.5.13",
-        arch=("sm90",),
-        source="sglang/srt/layers/moe/utils.py, initialize_moe_config: an error in every rank",
     ),
     Rule(
         Does.NO_EFFECT,
@@ -95,4 +99,4 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """Say whether an effect can be expected."""
-    return _choice.outcome
+    return None if env.is_child else _choice.foreseen(decide(ON_THIS_GPU, Launch(env, {})))
