@@ -383,6 +383,30 @@ PROFILES = {
 }
 
 
+FIELD = "glm5-nvfp4-8x-rtx-pro-6000"
+FUSION = "--enable-flashinfer-allreduce-fusion"
+
+
+def piecewise() -> str:
+    """How this SGLang is told to compile the prefill graph."""
+    if is_sglang("<0.5.10"):
+        return "--enable-piecewise-cuda-graph"
+    return "--enforce-piecewise-cuda-graph" if is_sglang("<0.5.14") else "--cuda-graph-backend-prefill tc_piecewise"
+
+
+NEXTN = "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1"
+NEXTN += " --speculative-num-draft-tokens 4"
+
+CASES = {
+    "17": launch("sm120", f"{FUSION} {piecewise() if is_sglang('<0.5.22') else ''}", profile=FIELD),
+    "17-without-the-profile": launch("sm120", f"{FP4} {FUSION}", ask=["enable_flashinfer_allreduce_fusion"]),
+    "18-by-default": launch("sm120", FP4, ask=["kv_cache_dtype"]),
+    "18-by-profile": launch("sm120", "", profile=FIELD, ask=["kv_cache_dtype"]),
+    "19": launch("sm120", NEXTN, profile=FIELD, ask=["disable_overlap_schedule"]),
+    "19-without-the-profile": launch("sm120", f"{FP4} {NEXTN}", ask=["disable_overlap_schedule"]),
+}
+
+
 @functools.cache
 def _answers(folder: Path) -> dict[str, dict[str, Any]]:
     launches = {
@@ -390,6 +414,7 @@ def _answers(folder: Path) -> dict[str, dict[str, Any]]:
         **{f"auto {name}": one for name, one in AUTO.items()},
         **{f"spanning {name}": one for name, one in SPANNING.items()},
         **{f"profile {name}": one for name, one in PROFILES.items()},
+        **{f"case {name}": one for name, one in CASES.items()},
     }
     model = write_tiny_model(folder / "glm5", "glm_moe_dsa")
     for one in launches.values():
@@ -512,3 +537,24 @@ def test_profiles(answers: Mapping[str, Mapping[str, Any]], name: str) -> None:
         if not keeps(found["resolved"], name, value)
     }
     assert lost == {}
+
+
+def test_all_reduce_fusion_of_other_gpus(answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Case 17: SGLang takes the flag on SM120 without a word; the profile refuses it with a compiled prefill graph."""
+    assert answers["case 17-without-the-profile"]["error"] == ""
+    assert ("for SM90 and SM100 only" in answers["case 17"]["refused"]) == is_sglang("<0.5.22")
+
+
+def test_the_kv_cache_of_sm120(answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Case 18: what SGLang chooses itself is FP8, which is garbage before 0.5.17."""
+    assert answers["case 18-by-default"]["resolved"]["kv_cache_dtype"] == "fp8_e4m3"
+    by_profile = answers["case 18-by-profile"]["resolved"]["kv_cache_dtype"]
+    assert by_profile == ("bfloat16" if is_sglang("<0.5.17") else "fp8_e4m3")
+
+
+def test_the_second_version_of_speculative_decoding(answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Case 19: only it keeps the overlapped scheduler; up to 0.5.10 by the variable that the profile sets."""
+    assert answers["case 19"]["error"] == ""
+    assert answers["case 19"]["resolved"]["disable_overlap_schedule"] is False
+    alone = answers["case 19-without-the-profile"]["resolved"]["disable_overlap_schedule"]
+    assert alone is is_sglang("<0.5.11")
