@@ -400,6 +400,13 @@ NEXTN += " --speculative-num-draft-tokens 4"
 CASES = {
     "17": launch("sm120", f"{FUSION} {piecewise() if is_sglang('<0.5.22') else ''}", profile=FIELD),
     "17-without-the-profile": launch("sm120", f"{FP4} {FUSION}", ask=["enable_flashinfer_allreduce_fusion"]),
+    "plugins-that-do-not-go-together": launch(
+        "sm120",
+        "--tp 8",
+        plugins=["ep", "moe_runner"],
+        env={"GLM5_EP_SIZE": "2"},
+        typed=f"--ep-size 2 {CUTLASS}".split(),
+    ),
     "18-by-default": launch("sm120", FP4, ask=["kv_cache_dtype"]),
     "18-by-profile": launch("sm120", "", profile=FIELD, ask=["kv_cache_dtype"]),
     "19": launch("sm120", NEXTN, profile=FIELD, ask=["disable_overlap_schedule"]),
@@ -537,6 +544,13 @@ def test_profiles(answers: Mapping[str, Mapping[str, Any]], name: str) -> None:
         if not keeps(found["resolved"], name, value)
     }
     assert lost == {}
+
+
+def test_a_plugin_sees_what_another_adds(answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """The runner that one adds takes no size of the other's."""
+    found = answers["case plugins-that-do-not-go-together"]
+    assert "ep cannot be in force: the MoE runner flashinfer_cutlass" in found["refused"]
+    assert SPANS in found["error"]
 
 
 def test_all_reduce_fusion_of_other_gpus(answers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -50,9 +50,10 @@ PLUGINS = {
         @hookimpl(wrapper=True)
         def glm5_model_load(model_runner):
             result = yield
+            from torch.distributed import get_rank
             for name, layer in model_runner.model.named_modules():
                 if hasattr(layer, "num_local_experts"):
-                    print(f"rank {model_runner.tp_rank}: {layer.num_local_experts} of {layer.num_experts} experts "
+                    print(f"rank {get_rank()}: {layer.num_local_experts} of {layer.num_experts} experts "
                           f"in {name}, weights {layer.w2_weight.shape[0]}", flush=True)
             return result
     ''',
