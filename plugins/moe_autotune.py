@@ -81,7 +81,7 @@ def _rules(options: Options) -> tuple[Rule, ...]:
             source=TUNER,
         ),
         Rule(Does.ADD, "flashinfer_cutlass is tuned too", sglang="<0.5.13", source=TUNER),
-        Rule(Does.NOT_NEEDED, "{sglang} tunes flashinfer_cutlass by itself (from 0.5.13)", source=TUNER),
+        Rule(Does.NOT_NEEDED, "SGLang tunes flashinfer_cutlass by itself from 0.5.13", source=TUNER),
     )
 
 

@@ -93,7 +93,7 @@ def test_a_plugin_with_nothing_to_do_here_stops_nothing(installation: Installati
 @pytest.mark.parametrize(
     ("plugin", "env", "verdict", "reason"),
     [
-        ("moe_autotune", {}, "not needed", "tunes flashinfer_cutlass by itself (from 0.5.13)"),
+        ("moe_autotune", {}, "not needed", "tunes flashinfer_cutlass by itself from 0.5.13"),
         ("moe_autotune", {"GLM5_MOE_AUTOTUNE_ENABLED": "false"}, "ready", "by glm5_server_args"),
         ("mscclpp", {"CUDA_VISIBLE_DEVICES": ""}, "refused", "MSCCL++ runs on GPUs, and this machine has none"),
         ("sbo", {"CUDA_VISIBLE_DEVICES": ""}, "ready", "by glm5_server_args"),
