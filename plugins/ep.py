@@ -1,8 +1,8 @@
 """Expert parallelism: sets `--ep-size`, or refuses a size that this SGLang cannot run.
 
 SGLang finds out late, or never: `flashinfer_cutlass` asserts on the size after minutes, an all-to-all backend silently
-makes it the tensor parallel size, and a size that does not divide the tensor parallel size is not checked at all. Here
-the size is checked before anything starts, the user's own `--ep-size` included.
+makes it the tensor parallel size, and up to 0.5.20 a size that does not divide the tensor parallel size is not checked
+at all. Here the size is checked before anything starts, the user's own `--ep-size` included.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ RULES = (
     ),
     Rule(
         Does.REFUSE,
-        "an expert parallel size of {ep_size} does not divide the tensor parallel size {tp_size}, "
-        "which {sglang} does not check",
+        "an expert parallel size of {ep_size} does not divide the tensor parallel size {tp_size}",
         "Choose a divisor of {tp_size}.",
         when=lambda launch: launch.get("tp_size") % launch.get("ep_size") != 0,
-        source="sglang/srt/distributed/parallel_state.py, initialize_model_parallel: moe_tp = tp // ep // moe_dp",
+        source="sglang/srt/distributed/parallel_state.py, initialize_model_parallel: moe_tp = tp // ep // moe_dp, "
+        "unchecked up to 0.5.20; then runtime_context.py, in each process",
     ),
     Rule(
         Does.REFUSE,
@@ -87,11 +87,11 @@ RULES = (
     ),
     Rule(
         Does.REFUSE,
-        "the MoE runner triton_kernel takes no expert parallelism",
+        "the MoE runner triton_kernel takes no expert parallelism, which {sglang} checks for GPT-OSS alone",
         "Give another --moe-runner-backend, or take 'ep' out of GLM5_PLUGINS.",
         given={"moe_runner_backend": ("triton_kernel",)},
         when=lambda launch: launch.get("ep_size") != 1,
-        source="sglang/srt/server_args.py, _handle_model_specific_adjustments",
+        source="sglang/srt/server_args.py, _handle_model_specific_adjustments; arg_groups/model_hook.py (>= 0.5.19)",
     ),
     Rule(
         Does.REFUSE,

@@ -81,7 +81,7 @@ def _rules(options: Options) -> tuple[Rule, ...]:
             source=TUNER,
         ),
         Rule(Does.ADD, "flashinfer_cutlass is tuned too", sglang="<0.5.13", source=TUNER),
-        Rule(Does.NOT_NEEDED, "{sglang} tunes flashinfer_cutlass by itself (from 0.5.13)", source=TUNER),
+        Rule(Does.NOT_NEEDED, "SGLang tunes flashinfer_cutlass by itself from 0.5.13", source=TUNER),
     )
 
 
@@ -133,5 +133,5 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
 
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
-    """Say whether and how tuning is changed."""
-    return _choice.outcome
+    """Say whether and how tuning is changed; on most versions that is plain before there is a launch."""
+    return None if env.is_child else _choice.foreseen(decide(_rules(read(Options)), Launch(env, {})))

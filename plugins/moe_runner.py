@@ -1,8 +1,9 @@
 """MoE runner and FP4 GEMM for NVFP4 checkpoints: what suits the GPU and this SGLang, where SGLang would choose badly.
 
-Newer versions choose well by themselves, and then nothing is added. On SM120 (RTX PRO 6000) up to 0.5.12 `auto` is not
-the FlashInfer runner, and on 0.5.9 the default FP4 GEMM gives NaN. A backend whose kernels do not exist for the GPU is
-refused before the weights are loaded, also when the user gave it.
+Newer versions mostly choose well by themselves, and then nothing is added. On SM120 (RTX PRO 6000) `auto` is not the
+FlashInfer runner up to 0.5.12, nor later unless `--quantization modelopt_fp4` is typed; on 0.5.9 the default FP4 GEMM
+gives NaN. A backend whose kernels do not exist for the GPU is refused before the weights are loaded, also when the user
+gave it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 from glm5_plugins.settings.model import read
 
 from glm5_plugins import Environment, Outcome, PluginSettings, hookimpl
-from glm5_plugins.backends import SM100_ONLY
+from glm5_plugins.backends import CALLS_IT_MODELOPT, SM100_ONLY
 from glm5_plugins.rules import Choice, Decision, Does, Launch, Rule, decide
 
 NAN = "https://github.com/sgl-project/sglang/issues/20043"
 QUANT = "sglang/srt/server_args.py, _handle_moe_kernel_config; arg_groups/overrides.py (>= 0.5.15)"
+A2A = "sglang/srt/server_args.py, _handle_a2a_moe (<= 0.5.18); arg_groups/moe_hook.py, handle_a2a_moe (>= 0.5.19)"
 FP4 = "sglang/srt/layers/quantization/fp4_utils.py, initialize_fp4_gemm_config"
 
 
@@ -61,6 +63,35 @@ REFUSALS = (
         source="sglang/srt/server_args.py, FP4_GEMM_RUNNER_BACKEND_CHOICES",
     ),
     Rule(
+        Does.REFUSE,
+        "with --quantization modelopt {sglang} takes none of FlashInfer's MoE runners",
+        "Give --quantization modelopt_fp4.",
+        arch=("sm100", "sm110", "sm120"),
+        given={"quantization": ("modelopt",)},
+        source=QUANT,
+    ),
+    Rule(
+        Does.REFUSE,
+        "without --quantization {sglang} calls this checkpoint 'modelopt' on {arch}, "
+        "and refuses the MoE runner {moe_runner_backend} for it",
+        "Give --quantization modelopt_fp4.",
+        sglang=CALLS_IT_MODELOPT,
+        arch=("sm100",),
+        when=lambda launch: launch.get("quantization") is None and launch.runner.startswith("flashinfer_"),
+        source=QUANT,
+    ),
+    Rule(
+        Does.WARN,
+        "without --quantization {sglang} calls this checkpoint 'modelopt' on {arch}, "
+        "and leaves it to the runner {runner}",
+        "Give --quantization modelopt_fp4 to have flashinfer_trtllm.",
+        sglang=CALLS_IT_MODELOPT,
+        arch=("sm100",),
+        given={"moe_a2a_backend": ("none",)},
+        when=lambda launch: launch.get("quantization") is None,
+        source=QUANT,
+    ),
+    Rule(
         Does.WARN,
         "with {sglang} on SM120 the FP4 GEMM flashinfer_cutlass gives NaN in dense layers of mixed batches",
         "Give --fp4-gemm-backend flashinfer_cudnn.",
@@ -82,6 +113,24 @@ RUNNER = (
         given={"moe_a2a_backend": ("none", "flashinfer")},
         add={"moe_runner_backend": "flashinfer_cutlass"},
         source=QUANT,
+    ),
+    Rule(
+        Does.ADD,
+        "{sglang} takes flashinfer_cutlass on SM120 where --quantization modelopt_fp4 is given, and without it leaves "
+        "the checkpoint to the cutlass runner of sgl_kernel",
+        sglang=">=0.5.13",
+        arch=("sm120",),
+        when=lambda launch: launch.runner == "cutlass",
+        add={"moe_runner_backend": "flashinfer_cutlass"},
+        source=QUANT,
+    ),
+    Rule(
+        Does.ADD,
+        "NVFP4 over FlashInfer's all-to-all has no runner that {sglang} would choose itself on {arch}",
+        arch=("sm100",),
+        given={"moe_a2a_backend": ("flashinfer",)},
+        add={"moe_runner_backend": "flashinfer_cutlass"},
+        source=A2A,
     ),
     Rule(
         Does.ADD,

@@ -31,16 +31,13 @@ def _other_size(versions: str, *sizes: int) -> Rule:
     )
 
 
-RULES = (
+ON_THIS_MACHINE = (
     Rule(
         Does.REFUSE,
         "MSCCL++ runs on GPUs, and this machine has none",
         "Take 'mscclpp' out of GLM5_PLUGINS.",
         arch=("none",),
     ),
-    _other_size("<0.5.14", 8, 16),
-    _other_size(">=0.5.14,<0.5.21", 8, 16, 32),
-    _other_size(">=0.5.21", 4, 8, 16, 32, 64),
     Rule(
         Does.REFUSE,
         "{sglang} takes MSCCL++ from the Python package 'mscclpp', which is not installed",
@@ -49,6 +46,14 @@ RULES = (
         when=lambda launch: not launch.env.elsewhere and find_spec("mscclpp") is None,
         source=f"{COMMUNICATOR}: importlib.import_module",
     ),
+)
+
+RULES = (
+    *ON_THIS_MACHINE[:1],
+    _other_size("<0.5.14", 8, 16),
+    _other_size(">=0.5.14,<0.5.21", 8, 16, 32),
+    _other_size(">=0.5.21", 4, 8, 16, 32, 64),
+    *ON_THIS_MACHINE[1:],
     Rule(
         Does.NO_EFFECT,
         "{sglang} uses MSCCL++ inside CUDA graphs alone, and those are switched off",
@@ -118,4 +123,4 @@ def _is_made(communicator: Any) -> bool:
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """Say what was added in the main process, and what each rank has."""
-    return _in_rank if env.is_child else _choice.outcome
+    return _in_rank if env.is_child else _choice.foreseen(decide(ON_THIS_MACHINE, Launch(env, {})))

@@ -1,7 +1,8 @@
 """Single batch overlap: sets `--enable-single-batch-overlap`, and says when nothing will come of it.
 
-SGLang accepts the flag nearly everywhere. What overlaps is another matter: communication with the down projection only
-for the runners flashinfer_cutedsl and, before Blackwell, deep_gemm; and only where there is an all-to-all to overlap.
+SGLang's parser accepts the flag everywhere; from 0.5.13 every rank refuses it on SM90, once the processes are up. What
+overlaps is another matter: communication with the down projection only for the runners flashinfer_cutedsl and, before
+Blackwell, deep_gemm; and only where there is an all-to-all to overlap.
 A launch that it accepts and that gains nothing is started, under the verdict "in force, no effect expected".
 """
 
@@ -17,7 +18,19 @@ FLAGS = "sglang/srt/batch_overlap/single_batch_overlap.py, SboFlags (the same fr
 BLACKWELL = ("sm100", "sm110", "sm120")
 SBO = {"enable_single_batch_overlap": True}
 
+ON_THIS_GPU = (
+    Rule(
+        Does.REFUSE,
+        "{sglang} has no single batch overlap for {arch}: its DeepGEMM cannot do it there any more",
+        "Take 'sbo' out of GLM5_PLUGINS, and --enable-single-batch-overlap out of the command.",
+        sglang=">=0.5.13",
+        arch=("sm90",),
+        source="sglang/srt/layers/moe/utils.py, initialize_moe_config: an error in every rank",
+    ),
+)
+
 RULES = (
+    *ON_THIS_GPU,
     Rule(
         Does.REFUSE,
         "{sglang} has no single batch overlap for --moe-a2a-backend deepep_v2",
@@ -86,4 +99,4 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """Say whether an effect can be expected."""
-    return _choice.outcome
+    return None if env.is_child else _choice.foreseen(decide(ON_THIS_GPU, Launch(env, {})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,11 +12,43 @@ if TYPE_CHECKING:
 # (tcgen05) that no other family has.
 SM100_ONLY = ("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl")
 
-# (range of SGLang, family of GPUs, with an all-to-all backend or without, what `auto` becomes).
+# Up to here SGLang calls the NVFP4 of a checkpoint `modelopt` on SM100, a name that no FlashInfer runner takes.
+CALLS_IT_MODELOPT = "<0.5.12"
+
+
+# What `--quantization` may be: where SGLang goes by the argument alone, where it reads the checkpoint too, and else.
+_NAMED: tuple[str | None, ...] = ("modelopt_fp4",)
+_READ: tuple[str | None, ...] = (*_NAMED, None)
+_ANY: tuple[str | None, ...] = (*_READ, "modelopt")
+
+
+@dataclass(frozen=True)
+class _Auto:
+    """A row of what `--moe-runner-backend auto` becomes.
+
+    Args:
+        runner: The runner.
+        sglang: A range of versions.
+        arch: A family of GPUs.
+        to_all: The all-to-all backend; empty for any.
+        quantization: What may be given as `--quantization`; None where the checkpoint alone says it.
+    """
+
+    runner: str
+    sglang: str = ""
+    arch: str = ""
+    to_all: str = ""
+    quantization: tuple[str | None, ...] = _NAMED
+
+
 _AUTO_RUNNER = (
-    (">=0.5.9", "sm100", "none", "flashinfer_trtllm"),
-    (">=0.5.13", "sm120", "", "flashinfer_cutlass"),
-    ("", "", "", "cutlass"),  # the runner that sgl_kernel brings
+    _Auto("flashinfer_trtllm", f">=0.5.9,{CALLS_IT_MODELOPT}", "sm100", "none"),
+    _Auto("flashinfer_trtllm", ">=0.5.12", "sm100", "none", _READ),
+    _Auto("flashinfer_cutlass", ">=0.5.13", "sm120"),
+    _Auto("flashinfer_cutlass", ">=0.5.22", "sm110"),
+    # What the layer of NVFP4 experts takes where the arguments leave it open.
+    _Auto("marlin", ">=0.5.13", "sm90", quantization=_ANY),
+    _Auto("cutlass", quantization=_ANY),
 )
 _AUTO_FP4_GEMM = (
     (">=0.5.8,<0.5.10", "", "flashinfer_cutlass"),
@@ -44,12 +77,14 @@ def moe_runner(launch: Launch) -> str:
     given = str(launch.get("moe_runner_backend"))
     if given != "auto" or not launch.is_nvfp4:
         return given
-    for versions, architecture, all_to_all, runner in _AUTO_RUNNER:
-        if launch.is_sglang(versions) and architecture in ("", launch.architecture):
-            if all_to_all and launch.get("moe_a2a_backend") != all_to_all:
-                continue
-            return runner
-    return given
+    return next(
+        auto.runner
+        for auto in _AUTO_RUNNER
+        if launch.is_sglang(auto.sglang)
+        and auto.arch in ("", launch.architecture)
+        and auto.to_all in ("", launch.get("moe_a2a_backend"))
+        and launch.get("quantization") in auto.quantization
+    )
 
 
 def fp4_gemm(launch: Launch) -> str:

@@ -122,7 +122,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
     env, requested = Environment(), doctor.requested()
     rows = [doctor.examine_plugin(name, env, requested) for name in PluginManager.known()]
-    bad = any(row.requested and not row.in_force for row in rows)
+    bad = any(row.requested and row.stops_a_launch for row in rows)
     if arguments.json:
         keys = ("name", "origin", "requested", "verdict", "reason", "summary")
         return _print_json([{key: getattr(row, key) for key in keys} for row in rows], bad)
@@ -153,7 +153,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         names = [*known, *profile.known()]
         raise UsageError(f"There is no plugin or profile {arguments.name!r}.", did_you_mean(arguments.name, names))
     row = doctor.examine_plugin(arguments.name, Environment(), doctor.requested())
-    bad = row.requested and not row.in_force
+    bad = row.requested and row.stops_a_launch
     if arguments.json:
         return _print_json(dataclasses.asdict(row), bad)
     print(f"{row.name} ({row.origin})\n")
@@ -339,7 +339,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
         _print_table((), [("", other) for other in diagnosis.others])
     _print_findings(diagnosis.findings)
     if diagnosis.healthy and diagnosis.plugins:
-        print("\nEvery requested plugin would be in force.")
+        idle = [row.name for row in diagnosis.plugins if not row.in_force]
+        besides = f", besides {', '.join(idle)}" if idle else ""
+        print(f"\nEvery requested plugin would be in force{besides}.")
     return FINE if diagnosis.healthy else NOT_IN_FORCE
 
 

@@ -120,6 +120,16 @@ class PluginRow:
         """Whether asking for this plugin gives what it promises here; not being needed is as good."""
         return self.verdict in ("ready", "not needed")
 
+    @property
+    def stops_a_launch(self) -> bool:
+        """Whether a launch that asks for this plugin would end here, as `bootstrap` ends it.
+
+        A plugin that has nothing to do here ends none; nor does one that cannot do its work under `GLM5_ON_ERROR=warn`.
+        """
+        if self.verdict in ("drifted", "conflict", "failed"):
+            return _is_strict()
+        return self.verdict in ("refused", "broken")
+
 
 @dataclass(frozen=True)
 class Way:
@@ -152,7 +162,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether every requested plugin would be in force."""
+        """Whether a launch would start, with every requested plugin in force that has something to do here."""
         return not any(finding.level == "error" for finding in self.findings)
 
 
@@ -306,6 +316,8 @@ def _verdict(plugin: Plugin, patches: Sequence[PatchRow], env: Environment) -> t
     if hooks:
         manager = _loaded(plugin)
         outcome = manager.outcome(next(one for one in manager if one.name == plugin.name), env)
+        if outcome is not None and outcome.verdict is Verdict.FAILED and "glm5_server_args" in hooks:
+            return "refused", outcome.reason  # the launch is, as soon as its arguments are known
         if outcome is not None:
             return typing.cast(Standing, outcome.verdict.value), outcome.reason
         return "ready", "by " + ", ".join(hooks)
@@ -314,6 +326,14 @@ def _verdict(plugin: Plugin, patches: Sequence[PatchRow], env: Environment) -> t
             if patch.verdict == standing:
                 return patch.verdict, patch.reason
     return "not applicable", "it has no patch and no hook for this installation"
+
+
+def _is_strict() -> bool:
+    """Whether a launch ends where a requested plugin cannot do its work; one with a wrong setting ends in any case."""
+    try:
+        return read(HostSettings).on_error == "strict"
+    except ConfigurationError:
+        return True
 
 
 def requested() -> tuple[str, ...]:
@@ -354,10 +374,14 @@ def _take_profile() -> list[Finding]:
 def _unfit(rows: Iterable[PluginRow], requested: Sequence[str]) -> list[Finding]:
     findings = []
     for row in rows:
-        if not row.in_force:
+        if row.verdict == "not applicable":
+            what = f"The plugin {row.name!r} has nothing to do here: {row.reason.rstrip('.')}."
+            findings.append(Finding("note", what, "The launch goes on without it."))
+        elif not row.in_force:
             what = f"The plugin {row.name!r} would not be in force: {row.verdict}: {row.reason.rstrip('.')}."
             mend = "Take it out of GLM5_PLUGINS, or install versions it is made for"
-            findings.append(Finding("error", what, f"{mend}: see `glm5-plugins explain {row.name}`."))
+            level: Literal["error", "warning"] = "error" if row.stops_a_launch else "warning"
+            findings.append(Finding(level, what, f"{mend}: see `glm5-plugins explain {row.name}`."))
         for other in row.needs_plugins:
             if other not in requested:
                 what = f"The plugin {row.name!r} needs {other!r}, which is not requested."
@@ -379,7 +403,8 @@ def _rivals(rows: Iterable[PluginRow]) -> list[Finding]:
             rival = first.setdefault(patch.target, row.name)
             if rival != row.name:
                 what = f"The plugins {rival!r} and {row.name!r} both replace {patch.target}."
-                findings.append(Finding("error", what, "Take one of them out of GLM5_PLUGINS."))
+                level: Literal["error", "warning"] = "error" if _is_strict() else "warning"
+                findings.append(Finding(level, what, "Take one of them out of GLM5_PLUGINS."))
     return findings
 
 
@@ -602,7 +627,8 @@ def _seams(env: Environment) -> list[Finding]:
         lacking = source.lacks(target, needs, env.roots)
         if lacking is not None:
             what = f"The layer itself would not be in force ({step}): {lacking}."
-            findings.append(Finding("error", what, "This SGLang is not one it is made for; report it."))
+            level: Literal["error", "warning"] = "error" if _is_strict() else "warning"
+            findings.append(Finding(level, what, "This SGLang is not one it is made for; report it."))
     return findings
 
 

@@ -45,11 +45,13 @@ _FIELDS = (
     ("cuda_graph_max_bs_decode", "cuda_graph_max_bs", ">=0.5.14"),
 )
 
-# Values and flags of well-known forks, which no SGLang wheel up to 0.5.23 accepts.
+# Values and flags of well-known forks, which no SGLang wheel up to 0.5.23 accepts. Published launches have them:
+# https://github.com/voipmonitor/rtx6kpro (inference-engines/sglang.md, models/glm5.md), of https://github.com/lukealonso/sglang.
 FORK_VALUES = {"b12x": "a fork of SGLang for RTX PRO 6000"}
 FORK_FLAGS = {
     "--enable-pcie-oneshot-allreduce": "a fork of SGLang for RTX PRO 6000",
     "--enable-pcie-oneshot-allreduce-fusion": "a fork of SGLang for RTX PRO 6000",
+    "--pcie-oneshot-allreduce-max-size": "a fork of SGLang for RTX PRO 6000",
 }
 
 

@@ -41,7 +41,8 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
     Args:
         env: As in `glm5_patches`.
         given: What the user gave, by field name of `ServerArgs` (`tp_size`), from the command line, a
-            `--config` file or `Engine(**kwargs)`.
+            `--config` file or `Engine(**kwargs)`. Where several plugins are asked for, each is asked a second time,
+            with what the others add among it.
 
     Returns:
         Values by field name. A field the user gave is left alone. Two plugins that want different values for

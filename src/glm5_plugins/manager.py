@@ -190,17 +190,31 @@ class PluginManager:
         Raises:
             ConfigurationError: Two plugins want different values for one field.
         """
+        wanted = self._wanted(env, given, {})
+        if not wanted or len(self.plugins) < 2:
+            return wanted
+        # Again, now that each can see what the others add: what it chose, or let pass, may not go with that. Nothing
+        # is taken back, so what each has seen is what is launched.
+        return {**wanted, **self._wanted(env, given, wanted)}
+
+    def _wanted(
+        self, env: Environment, given: Mapping[str, Any], others: Mapping[str, tuple[Plugin, Any]]
+    ) -> dict[str, tuple[Plugin, Any]]:
+        """What each plugin adds to what is given and what others add."""
         wanted: dict[str, tuple[Plugin, Any]] = {}
-        for plugin, additions in self._collect("glm5_server_args", env=env, given=given):
-            for name, value in additions.items():
-                if name in given:
-                    continue
-                first, known = wanted.setdefault(name, (plugin, value))
-                if known != value:
-                    raise ConfigurationError(
-                        f"The plugins {first.name!r} and {plugin.name!r} want {name}={known!r} and {name}={value!r}.",
-                        f"Give --{name.replace('_', '-')} yourself, or take one of them out of GLM5_PLUGINS.",
-                    )
+        for plugin in self.plugins:
+            seen = {**{name: value for name, (other, value) in others.items() if other is not plugin}, **given}
+            for _, additions in self._collect("glm5_server_args", only=plugin, env=env, given=seen):
+                for name, value in additions.items():
+                    if name in seen:
+                        continue
+                    first, known = wanted.setdefault(name, (plugin, value))
+                    if known != value:
+                        both = f"{first.name!r} and {plugin.name!r}"
+                        raise ConfigurationError(
+                            f"The plugins {both} want {name}={known!r} and {name}={value!r}.",
+                            f"Give --{name.replace('_', '-')} yourself, or take one of them out of GLM5_PLUGINS.",
+                        )
         return wanted
 
     def outcome(self, plugin: Plugin, env: Environment) -> Outcome | None:
@@ -213,9 +227,9 @@ class PluginManager:
         """Let every plugin check what it needs on this machine."""
         return [finding for _, findings in self._collect("glm5_preflight", env=env) for finding in findings]
 
-    def _collect(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
+    def _collect(self, hook: str, only: Plugin | None = None, **arguments: Any) -> list[tuple[Plugin, Any]]:
         results = []
-        for plugin in self.plugins:
+        for plugin in self.plugins if only is None else [only]:
             caller = self._caller(hook, plugin)
             with self._attributing(hook):
                 for result in caller(**arguments):

@@ -226,3 +226,17 @@ class Choice:
     def outcome(self) -> Outcome | None:
         """What came of it, once it has been made in this process."""
         return self._outcome
+
+    def foreseen(self, decision: Decision) -> Outcome | None:
+        """What came of it; before anything is decided, what any launch comes to on this machine.
+
+        Args:
+            decision: By rows that look at nothing but the machine and what is installed.
+        """
+        if self._outcome is not None:
+            return self._outcome
+        if decision.does is Does.REFUSE:
+            return Outcome(Verdict.FAILED, decision.why, decision.mend)
+        if decision.does is Does.NOT_NEEDED:
+            return Outcome(Verdict.NOT_NEEDED, decision.why)
+        return None

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from glm5_plugins import flags
 from glm5_plugins.arguments import field_of
+from tests.servers import third_party
 from tests.servers.conftest import StartServer
-from tests.support.server import ServerError, ServerProcess
-from tests.support.server import _cpu_environment as cpu_environment
+from tests.support.server import STANDINS, ServerError, ServerProcess, cpu_environment
+from tests.support.tiny_model import write_tiny_model
 
 LAUNCHER = ("-m", "glm5_plugins.launch", "sglang.launch_server")
 TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
@@ -88,10 +90,44 @@ def test_expert_parallel_size(
     assert row["verdict"] == ("applied" if added else "not needed")
 
 
+def test_two_ranks_share_the_experts_of_a_model(start_server: StartServer, tmp_path: Path, sglang_version: str) -> None:
+    """A model with four experts: SGLang's own layers say how many each rank holds, and the two answer.
+
+    Those of 0.5.9 are shared out alike, and then ask for CUDA in the first forward pass.
+    """
+    server = start_server(
+        plugins=["ep", "expert_counter"],
+        launcher=LAUNCHER,
+        model=write_tiny_model(tmp_path / "tiny-glm4-moe", "glm4_moe"),
+        args=["--tp", "2"],
+        env={
+            "GLM5_EP_SIZE": "2",
+            "PYTHONPATH": os.pathsep.join([str(third_party.write(tmp_path / "third-party")), str(STANDINS)]),
+            **TWO_RANKS,
+        },
+        timeout=500,
+    )
+    if Version(sglang_version) < Version("0.5.11"):
+        with pytest.raises(ServerError, match="Torch not compiled with CUDA enabled"), server:
+            pass
+    else:
+        with server:
+            info = server.get_json("/server_info")
+            assert (info["tp_size"], info["ep_size"]) == (2, 2)
+            assert len(server.generate("hello", max_new_tokens=4)["output_ids"]) == 4
+        (row,) = rows(server, "ep", "main")
+        assert (row["verdict"], row["reason"]) == ("applied", "2 of 2 ranks share the experts")
+    log = server.log_text()
+    assert "ep: adds the server argument ep_size=2" in log
+    for rank in (0, 1):
+        assert f"TP{rank} EP{rank}]" in log
+        assert f"rank {rank}: 2 of 4 experts in model.layers.1.mlp.experts, weights 2" in log
+
+
 @pytest.mark.parametrize(
     ("plugin", "env", "args", "says"),
     [
-        ("mscclpp", {}, [], "mscclpp cannot be in force: MSCCL++ runs on GPUs, and this machine has none."),
+        ("mscclpp", {}, ["--tp", "2"], "mscclpp cannot be in force: MSCCL++ runs on GPUs, and this machine has none."),
         ("ep", {"GLM5_EP_SIZE": "3"}, ["--tp", "2"], "does not divide the tensor parallel size 2"),
         ("ep", {}, ["--tp", "4", "--ep", "2", "--moe-runner-backend", "flashinfer_cutlass"], "of 1 or 4, not 2"),
     ],

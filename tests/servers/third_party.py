@@ -44,6 +44,19 @@ PLUGINS = {
             print("launch read:", of_server(model_runner, (12, 0), Environment()), flush=True)
             return result
     ''',
+    "expert_counter": '''
+        """Says how many experts this rank holds, as SGLang's layers have it."""
+        from glm5_plugins import hookimpl
+        @hookimpl(wrapper=True)
+        def glm5_model_load(model_runner):
+            result = yield
+            from torch.distributed import get_rank
+            for name, layer in model_runner.model.named_modules():
+                if hasattr(layer, "num_local_experts"):
+                    print(f"rank {get_rank()}: {layer.num_local_experts} of {layer.num_experts} experts "
+                          f"in {name}, weights {layer.w2_weight.shape[0]}", flush=True)
+            return result
+    ''',
     "chooser": '''
         """Chooses server arguments."""
         from glm5_plugins import hookimpl

@@ -3,7 +3,9 @@
 There are no weight files: start the server with `--load-format dummy`, which fills the parameters
 from a fixed seed. The answers are therefore noise, but the same noise each time.
 
-    python -m tests.support.tiny_model FOLDER [llama|glm4_moe]
+The third family, GLM-5's own, is for SGLang's readers of configurations: no server of it starts on a CPU.
+
+    python -m tests.support.tiny_model FOLDER [llama|glm4_moe|glm_moe_dsa]
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Family = Literal["llama", "glm4_moe"]
+Family = Literal["llama", "glm4_moe", "glm_moe_dsa"]
 
 _SPECIAL = ("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>")
 VOCABULARY = 256 + len(_SPECIAL)
@@ -40,6 +42,24 @@ _SHARED: dict[str, Any] = {
     "use_cache": True,
 }
 
+_GLM4_MOE: dict[str, Any] = {
+    **_SHARED,
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 64,
+    "n_group": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
+    "num_nextn_predict_layers": 0,
+    "partial_rotary_factor": 0.5,
+    "routed_scaling_factor": 1.0,
+    "topk_group": 1,
+    "use_qk_norm": False,
+}
+
 _CONFIGS: dict[Family, dict[str, Any]] = {
     "llama": {
         **_SHARED,
@@ -47,22 +67,25 @@ _CONFIGS: dict[Family, dict[str, Any]] = {
         "model_type": "llama",
         "mlp_bias": False,
     },
-    "glm4_moe": {
-        **_SHARED,
-        "architectures": ["Glm4MoeForCausalLM"],
-        "model_type": "glm4_moe",
-        "first_k_dense_replace": 1,
-        "moe_intermediate_size": 64,
-        "n_group": 1,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_experts_per_tok": 2,
-        "num_nextn_predict_layers": 0,
-        "partial_rotary_factor": 0.5,
-        "routed_scaling_factor": 1.0,
-        "topk_group": 1,
-        "use_qk_norm": False,
+    "glm4_moe": _GLM4_MOE,
+    "glm_moe_dsa": {
+        **_GLM4_MOE,
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "index_head_dim": 32,
+        "index_n_heads": 4,
+        "index_topk": 64,
+        "kv_lora_rank": 32,
+        "max_position_embeddings": 202752,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 32,
+        "qk_head_dim": 48,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "rope_scaling": None,
+        "v_head_dim": 32,
+        "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
     },
 }
 

@@ -69,6 +69,52 @@ def test_a_requested_plugin_that_would_not_be_in_force(installation: Installatio
     assert "glm5-plugins explain acme" in mend
 
 
+def test_what_cannot_be_in_force_is_a_warning_where_the_launch_goes_on(installation: Installation) -> None:
+    """As `GLM5_ON_ERROR=warn` has it: tests/unit/test_bootstrap.py shows the same of a launch."""
+    with_acme(installation, "class Engine: ...\n")
+    installation.sglang("0.5.23")
+    done = installation.run("doctor", "--json", GLM5_PLUGINS="acme", GLM5_ON_ERROR="warn")
+    assert done.returncode == 0
+    assert errors(json.loads(done.stdout)) == []
+    ((what, _),) = errors(json.loads(done.stdout), "warning")
+    assert what.startswith("The plugin 'acme' would not be in force: drifted: ")
+
+
+def test_a_plugin_with_nothing_to_do_here_stops_nothing(installation: Installation) -> None:
+    with_acme(installation, version="0.9")
+    installation.sglang("0.5.23")
+    done = installation.run("doctor", GLM5_PLUGINS="acme")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The plugin 'acme' has nothing to do here: acme-engine 0.9 is older than" in done.stdout
+    assert "Every requested plugin would be in force, besides acme." in done.stdout
+
+
+@pytest.mark.parametrize("version", ["0.5.12", "0.5.13", "0.5.23"])
+@pytest.mark.parametrize(
+    ("plugin", "env", "verdict", "reason"),
+    [
+        ("moe_autotune", {}, "not needed", "tunes flashinfer_cutlass by itself from 0.5.13"),
+        ("moe_autotune", {"GLM5_MOE_AUTOTUNE_ENABLED": "false"}, "ready", "by glm5_server_args"),
+        ("mscclpp", {"CUDA_VISIBLE_DEVICES": ""}, "refused", "MSCCL++ runs on GPUs, and this machine has none"),
+        ("sbo", {"CUDA_VISIBLE_DEVICES": ""}, "ready", "by glm5_server_args"),
+        ("ep", {}, "ready", "by glm5_server_args"),
+    ],
+)
+def test_what_is_plain_before_there_is_a_launch(
+    installation: Installation, version: str, plugin: str, env: dict[str, str], verdict: str, reason: str
+) -> None:
+    """A plugin that chooses arguments is ready, unless the machine and the versions alone decide."""
+    installation.sglang(version)
+    if plugin == "moe_autotune" and not env and version == "0.5.12":
+        verdict, reason = "drifted", "_should_run_flashinfer_autotune"  # the made-up SGLang has no such method
+    for on_error in ("strict", "warn"):
+        done = installation.run("doctor", "--json", GLM5_PLUGINS=plugin, GLM5_ON_ERROR=on_error, **env)
+        (row,) = json.loads(done.stdout)["plugins"]
+        assert row["verdict"] == verdict
+        assert reason in row["reason"]
+        assert done.returncode == int(verdict == "refused" or (verdict, on_error) == ("drifted", "strict"))
+
+
 def test_no_sglang(installation: Installation) -> None:
     with_acme(installation)
     assert "SGLang is not installed in this environment." in dict(

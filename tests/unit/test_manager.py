@@ -186,6 +186,18 @@ def test_an_error_while_patches_are_collected_is_attributed(third_party):
         manager.patches(Environment())
 
 
+def test_each_plugin_sees_what_the_others_add(third_party):
+    third_party(
+        a="seen = []\n@hookimpl\ndef glm5_server_args(given): seen.append(dict(given)); return {'ep_size': 4}",
+        b="@hookimpl\ndef glm5_server_args(given): return {'moe_runner_backend': 'x', 'tp_size': 9}",
+    )
+    manager = PluginManager()
+    manager.load(["a", "b"])
+    wanted = manager.server_args(Environment(), {"tp_size": 2})
+    assert {name: value for name, (_, value) in wanted.items()} == {"ep_size": 4, "moe_runner_backend": "x"}
+    assert manager.plugins[0].body.seen == [{"tp_size": 2}, {"tp_size": 2, "moe_runner_backend": "x"}]
+
+
 def test_server_args_of_several_plugins(third_party):
     manager = third_party(
         a="@hookimpl\ndef glm5_server_args(given): return {'ep_size': 4, 'tp_size': 8}",

@@ -63,7 +63,6 @@ def test_what_the_command_gives_by_field() -> None:
 
 
 def test_a_config_file_counts_as_typed(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
     (tmp_path / "server.yaml").write_text("tp-size: 8\nenable-mscclpp: false\nmodel-path: Y\n")
     found = check("--config", str(tmp_path / "server.yaml"))
     assert found.given == {"tp_size": 8, "enable_mscclpp": False, "model_path": "X"}

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from glm5_plugins import Environment
+from glm5_plugins.errors import ConfigurationError
+from glm5_plugins.manager import PluginManager
 from tests.unit.choosing.conftest import NVFP4, VERSIONS, Ask
 
 # plugin option, tensor parallel size, further flags -> size added; None for nothing, text for a refusal.
@@ -78,3 +81,18 @@ def test_a_config_that_says_nothing_is_no_obstacle(ask: Ask, tmp_path: Path, tex
 @pytest.mark.parametrize("size", ["0", "-2", "half", ""])
 def test_a_size_that_is_none_is_named(ask: Ask, size: str) -> None:
     assert f"GLM5_EP_SIZE='{size}' is not valid" in ask("ep", "0.5.23", _SIZE=size, tp_size=8).refused
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_runner_that_another_plugin_adds_counts(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_EP_SIZE", "2")
+    given = {"tp_size": 8, "model_path": "x/GLM-5-NVFP4"}
+    env = Environment({"sglang": version}, (12, 0), elsewhere=True)
+    for order in (["ep", "moe_runner"], ["moe_runner", "ep"]):
+        manager = PluginManager()
+        manager.load(order)
+        with pytest.raises(ConfigurationError, match=r"flashinfer_cutlass of SGLang .* 1 or 8, not 2"):
+            manager.server_args(env, given)
+    alone = PluginManager()
+    alone.load(["ep"])
+    assert alone.server_args(env, given).keys() == {"ep_size"}

@@ -26,6 +26,40 @@ def test_table(ask: Ask, version: str, arch: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_a_checkpoint_alone_on_sm120(ask: Ask, version: str) -> None:
+    """SGLang chooses the FlashInfer runner for a typed --quantization alone; this plugin for the checkpoint too."""
+    answer = ask("moe_runner", version, "sm120", tp_size=8, model_path="x/GLM-5.2-NVFP4")
+    assert answer.added is not None
+    assert answer.added["moe_runner_backend"] == "flashinfer_cutlass"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_checkpoint_alone_on_sm100(ask: Ask, version: str) -> None:
+    model = {"model_path": "x/GLM-5-NVFP4"}
+    answer = ask("moe_runner", version, "sm100", tp_size=8, **model)
+    assert answer.added == {}
+    early = before(version, "0.5.12")
+    assert ("beware: without --quantization" in answer.said) == early
+    assert ("chooses the MoE runner " + ("cutlass" if early else "flashinfer_trtllm")) in answer.said
+    given = ask("moe_runner", version, "sm100", tp_size=8, moe_runner_backend="flashinfer_cutlass", **model)
+    assert ("refuses the MoE runner flashinfer_cutlass" in given.refused) == early
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("arch", ["sm100", "sm120"])
+@pytest.mark.parametrize("runner", ["auto", "flashinfer_cutlass"])
+def test_modelopt_is_a_name_that_flashinfer_runners_do_not_take(ask: Ask, version: str, arch: str, runner: str) -> None:
+    answer = ask("moe_runner", version, arch, quantization="modelopt", moe_runner_backend=runner)
+    assert "Give --quantization modelopt_fp4." in answer.refused
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_over_flashinfers_all_to_all_on_sm100(ask: Ask, version: str) -> None:
+    answer = ask("moe_runner", version, "sm100", **NVFP4, moe_a2a_backend="flashinfer")
+    assert answer.added == {"moe_runner_backend": "flashinfer_cutlass"}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("arch", ["sm100", "sm120"])
 def test_what_the_user_gave_stays(ask: Ask, version: str, arch: str) -> None:
     flags = {"moe_runner_backend": "triton", "fp4_gemm_runner_backend": "flashinfer_cudnn"}

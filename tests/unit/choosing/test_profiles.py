@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from glm5_plugins.settings import profile as profiles
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from glm5_plugins import Environment, arguments, flags
 from glm5_plugins.checking import CAPABILITIES
@@ -55,6 +57,15 @@ def test_it_keeps_its_own_rules_and_its_plugins_agree(name: str, version: str) -
     added = manager.server_args(env, complete)
     preset.judge({**complete, **{field: value for field, (_, value) in added.items()}})
     assert [w for w in preset.warnings if "sparse attention patched out" not in w] == []
+
+
+@pytest.mark.parametrize("name", [name for name in profiles.known() if "rtx-pro-6000" in name])
+def test_the_fp4_plugins_are_where_they_are_in_force(name: str) -> None:
+    """SGLang calls FlashInfer's FP4 functions raw in code that it compiles up to 0.5.13; any version builds them."""
+    profile = profiles.load(name)
+    raw = [one for one in VERSIONS if SpecifierSet(profile.sglang).contains(one) and Version(one) < Version("0.5.14")]
+    assert "fp4_warmup" in profile.plugins
+    assert ("fp4_custom_op" in profile.plugins) == bool(raw)
 
 
 @pytest.mark.parametrize("name", profiles.known())
