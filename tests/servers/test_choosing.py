@@ -26,7 +26,7 @@ TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
 
 def rows(server: ServerProcess, plugin: str, role: str) -> list[dict[str, Any]]:
     """What the processes of one role report about a plugin."""
-    files = sorted((server.log.parent / "reports").glob(f"glm5-{role}-*.json"))
+    files = sorted((server.log.parent / "reports").glob(f"glm5-*-{role}-*.json"))
     reports = [json.loads(file.read_text()) for file in files]
     return [row for report in reports for row in report["rows"] if row["plugin"] == plugin]
 
@@ -175,5 +175,5 @@ def test_a_profile(start_server: StartServer, tmp_path: Path, sglang_version: st
         assert info["reasoning_parser"] == "glm45"
         assert "top_p" in info["preferred_sampling_params"]
         assert info["enable_single_batch_overlap"] is True
-    main = next((tmp_path / "reports").glob("glm5-main-*.json"))
+    main = next((tmp_path / "reports").glob("glm5-*-main-*.json"))
     assert json.loads(main.read_text())["profile"]["set"] == {"SGLANG_TIMEOUT_KEEP_ALIVE": "7"}
