@@ -56,6 +56,14 @@ REFUSALS = (
     ),
     Rule(
         Does.REFUSE,
+        "the MoE runner flashinfer_trtllm_routed of {sglang} takes no NVFP4",
+        "Give --moe-runner-backend flashinfer_trtllm.",
+        sglang="<0.5.11",
+        given={"moe_runner_backend": ("flashinfer_trtllm_routed",)},
+        source=QUANT,
+    ),
+    Rule(
+        Does.REFUSE,
         "{sglang} has no --fp4-gemm-backend cutlass any more",
         "Give --fp4-gemm-backend flashinfer_cutlass.",
         sglang=">=0.5.16",

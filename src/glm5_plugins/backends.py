@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SM100_ONLY = ("flashinfer_trtllm", "flashinfer_trtllm_routed", "flashinfer_cutedsl")
 
 # Up to here SGLang calls the NVFP4 of a checkpoint `modelopt` on SM100, a name that no FlashInfer runner takes.
-CALLS_IT_MODELOPT = "<0.5.12"
+CALLS_IT_MODELOPT = "<0.5.10"
 
 
 # What `--quantization` may be: where SGLang goes by the argument alone, where it reads the checkpoint too, and else.
@@ -43,7 +43,7 @@ class _Auto:
 
 _AUTO_RUNNER = (
     _Auto("flashinfer_trtllm", f">=0.5.9,{CALLS_IT_MODELOPT}", "sm100", "none"),
-    _Auto("flashinfer_trtllm", ">=0.5.12", "sm100", "none", _READ),
+    _Auto("flashinfer_trtllm", ">=0.5.10", "sm100", "none", _READ),
     _Auto("flashinfer_cutlass", ">=0.5.13", "sm120"),
     _Auto("flashinfer_cutlass", ">=0.5.22", "sm110"),
     # What the layer of NVFP4 experts takes where the arguments leave it open.

@@ -38,7 +38,7 @@ def test_a_checkpoint_alone_on_sm100(ask: Ask, version: str) -> None:
     model = {"model_path": "x/GLM-5-NVFP4"}
     answer = ask("moe_runner", version, "sm100", tp_size=8, **model)
     assert answer.added == {}
-    early = before(version, "0.5.12")
+    early = before(version, "0.5.10")
     assert ("beware: without --quantization" in answer.said) == early
     assert ("chooses the MoE runner " + ("cutlass" if early else "flashinfer_trtllm")) in answer.said
     given = ask("moe_runner", version, "sm100", tp_size=8, moe_runner_backend="flashinfer_cutlass", **model)
@@ -51,6 +51,12 @@ def test_a_checkpoint_alone_on_sm100(ask: Ask, version: str) -> None:
 def test_modelopt_is_a_name_that_flashinfer_runners_do_not_take(ask: Ask, version: str, arch: str, runner: str) -> None:
     answer = ask("moe_runner", version, arch, quantization="modelopt", moe_runner_backend=runner)
     assert "Give --quantization modelopt_fp4." in answer.refused
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_routed_runner_takes_nvfp4_from_0_5_11(ask: Ask, version: str) -> None:
+    answer = ask("moe_runner", version, "sm100", **NVFP4, moe_runner_backend="flashinfer_trtllm_routed")
+    assert ("takes no NVFP4" in answer.refused) == before(version, "0.5.11")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -72,7 +78,8 @@ def test_runners_without_kernels_for_sm120(ask: Ask, version: str, runner: str) 
     for source in ({"moe_runner_backend": runner}, {"_RUNNER": runner}):
         answer = ask("moe_runner", version, "sm120", **NVFP4, **source)
         assert f"{runner} has kernels for SM100 alone, and this GPU is SM120" in answer.refused
-    assert not ask("moe_runner", version, "sm100", **NVFP4, moe_runner_backend=runner).refused
+    if runner != "flashinfer_trtllm_routed" or not before(version, "0.5.11"):
+        assert not ask("moe_runner", version, "sm100", **NVFP4, moe_runner_backend=runner).refused
 
 
 @pytest.mark.parametrize("version", VERSIONS)
