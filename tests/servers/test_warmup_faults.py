@@ -124,10 +124,8 @@ def warm_up_rows(server: ServerProcess, reports: Path | None = None) -> list[dic
     ]
 
 
-def test_a_scheduler_that_is_killed_while_it_builds_leaves_nothing(warm: Warm, node: Node) -> None:
-    """Lost: the start. The next one on the same cache builds and serves."""
-    node.hold()
-    server = warm("fp4_warmup", "tiny_module", args=TWO_RANKS, **BIND)
+def kill_builder(server: ServerProcess, node: Node) -> None:
+    """Start a server, wait until a scheduler builds, and kill it."""
     server.start()
     until(lambda: compiled(node), server)
     pid = builder(node)
@@ -136,28 +134,56 @@ def test_a_scheduler_that_is_killed_while_it_builds_leaves_nothing(warm: Warm, n
     assert node.leftovers()
     assert any("locked" in one for one in left_behind(node))
     scheduler.signal(signal.SIGKILL)
-    began = time.monotonic()
+
+
+def wait_for_end(server: ServerProcess, node: Node) -> None:
+    """Wait until the server has ended by itself, and look for what it has left."""
     with pytest.raises(ServerError, match="the server ended"):
         server.wait_ready()
     assert server.returncode != 0
     assert wait_gone(list(server._seen), 60) == []
     wait_for(lambda: not node.leftovers(), 60)  # compilers, which are in a session of their own
-    assert time.monotonic() - began < 240
     assert left_behind(node) == []
-    assert libraries(node) == []
-    assert [path.suffix for path in (server.log.parent / "reports").iterdir()].count(".json") >= 3
-    assert all(path.suffix == ".json" for path in (server.log.parent / "reports").iterdir())
+    files = [path.name for path in (server.log.parent / "reports").iterdir()]
+    assert any("-scheduler-" in name for name in files)
+    assert all(name.endswith(".json") for name in files)
 
-    before = compiled(node)
+
+def test_a_scheduler_that_is_killed_while_it_builds_leaves_nothing(warm: Warm, node: Node) -> None:
+    """Lost: the start. The next one on the same cache builds and serves."""
+    node.hold()
+    server = warm("fp4_warmup", "tiny_module")
+    kill_builder(server, node)
+    began = time.monotonic()
+    wait_for_end(server, node)
+    assert time.monotonic() - began < 180
+    assert libraries(node) == []
+
     node.go_on()
-    with warm("fp4_warmup", "tiny_module", args=TWO_RANKS, **BIND) as second:
+    with warm("fp4_warmup", "tiny_module") as second:
         assert second.generate("hello")["output_ids"]
-        rows = warm_up_rows(second)
-        assert [row["verdict"] for row in rows] == ["applied", "applied"]
-        assert sum("tiny_120 (built here)" in row["reason"] for row in rows) == 1
-    assert compiled(node) == before + 1
+        (row,) = warm_up_rows(second)
+        assert row["verdict"] == "applied"
+        assert "tiny_120 (built here)" in row["reason"]
+    assert compiled(node) == 2
     assert left_behind(node) == []
     assert all(map(is_whole, libraries(node)))
+
+
+def test_a_rank_that_is_killed_while_it_builds_ends_the_server(warm: Warm, node: Node) -> None:
+    """Lost: the start. The other rank may take the build up; it ends all the same.
+
+    SGLang 0.5.9 waits for its ranks one after the other, and notices no earlier than the other rank does that one is
+    missing: when they compare before capture.
+    """
+    node.hold()
+    server = warm("fp4_warmup", "tiny_module", args=TWO_RANKS, **BIND)
+    kill_builder(server, node)
+    wait_for(lambda: compiled(node) == 2 or server.returncode is not None, PATIENT)
+    node.go_on()
+    began = time.monotonic()
+    wait_for_end(server, node)
+    assert time.monotonic() - began < 240
 
 
 def test_two_servers_with_other_plugins_share_one_cache(warm: Warm, node: Node, tmp_path: Path) -> None:
