@@ -244,7 +244,7 @@ def log_times(server: GpuServer) -> dict[str, Any]:
     captures = re.findall(r"Capture (.*?) CUDA graph end\. elapsed=([\d.]+) s", text)
     return {
         "capture_s": {what: float(seconds) for what, seconds in captures},
-        "warmup": re.findall(r"fp4_warmup: (ready before .*)", text)[:1],
+        "warmup": re.findall(r"fp4_warmup: .*(ready before capture.*)", text)[:1],
     }
 
 
@@ -320,7 +320,7 @@ def take_turns(run: Run, servers: Mapping[str, GpuServer], rounds: int, until: f
             run.say("round", number=number, size=size, ms={mode: took[mode] for mode in modes})
     _one_more(clients)
     for mode, server in servers.items():
-        run.say("forwards", mode=mode, rows=[row for row in forwards(server)[before[mode] :] if row["tokens"] in SIZES])
+        run.say("forwards", mode=mode, rows=list(of_sizes(forwards(server)[before[mode] :])))
 
 
 def _one_more(clients: Mapping[str, Client]) -> None:
@@ -333,6 +333,14 @@ def forwards(server: GpuServer) -> list[dict[str, Any]]:
     """The prefills that a server has written down."""
     file = server.log.parent / "forwards.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def of_sizes(found: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The prefills of the sizes that are timed; a prompt may begin with a token or two of another one, still cached."""
+    for row in found:
+        for size in SIZES:
+            if size - 4 < row["tokens"] <= size:
+                yield {**row, "size": size}
 
 
 # --- what was found ------------------------------------------------------------------------------------------
@@ -382,12 +390,12 @@ def tables(results: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
                     ours = [row["ms"][mode][which] for row in rounds if row["size"] == size]
                     base = [row["ms"]["none"][which] for row in rounds if row["size"] == size]
                 else:
-                    ours = [row["ms"] for row in inside.get(mode, ()) if row["tokens"] == size]
-                    base = [row["ms"] for row in inside.get("none", ()) if row["tokens"] == size]
+                    ours = [row["ms"] for row in inside.get(mode, ()) if row["size"] == size]
+                    base = [row["ms"] for row in inside.get("none", ()) if row["size"] == size]
                 if not ours or len(ours) != len(base):
                     continue
                 ratio, low, high = median_of_ratios([one / other for one, other in zip(ours, base, strict=True)])
-                graph = {row["graph"] for row in inside.get(mode, ()) if row["tokens"] == size}
+                graph = {row["graph"] for row in inside.get(mode, ()) if row["size"] == size}
                 lines.append(
                     f"| {mode} | {size} | {len(ours)} | {statistics.median(ours):.2f} | {ratio:.3f} | "
                     f"{low:.3f}-{high:.3f} | {graph or ''} |"
