@@ -2,8 +2,9 @@
 
 Left alone, the first forward pass compiles them with nvcc, in every rank at once, in the middle of capture: minutes of
 silence. Here one process of a node builds them and says how far it is, the others wait, and all load them under the
-cache keys that the runtime will ask for. It shortens the start and takes the race out of it; it does not make raw
-FlashInfer calls traceable, which `fp4_custom_op` does.
+cache keys that the runtime will ask for. It takes the build out of the capture, and the race out of the build; a single
+rank that builds a single module is not ready sooner (`benchmarks/warmup_h200.md`). It does not make raw FlashInfer
+calls traceable, which `fp4_custom_op` does.
 
 `glm5-plugins warmup` does the same beforehand, on a machine with no GPU.
 """

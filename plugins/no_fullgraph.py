@@ -6,8 +6,8 @@ parts would be slower than the model as written (1.3-1.5 times, on an H200), so 
 answered as without one, as fast. `fp4_custom_op`, which takes the breaks away, is faster. `auto`, the default, is
 `breakable` where SGLang has it for the model, and `compile` elsewhere.
 
-Shown on CPU with the compilation code of SGLang 0.5.9, 0.5.12 and 0.5.19 (`tests/prefill`), CUDA graphs being stood in
-for, and on an H200 with SGLang 0.5.11 and 0.5.14 (`benchmarks/prefill_h200.md`).
+Shown on CPU with the compilation code of SGLang 0.5.9, 0.5.12, 0.5.14 and 0.5.19 (`tests/prefill`), CUDA graphs being
+stood in for, and on an H200 with SGLang 0.5.11 and 0.5.14 (`benchmarks/prefill_h200.md`).
 """
 
 from __future__ import annotations
