@@ -2,8 +2,9 @@
 
 Left alone, the first forward pass compiles them with nvcc, in every rank at once, in the middle of capture: minutes of
 silence. Here one process of a node builds them and says how far it is, the others wait, and all load them under the
-cache keys that the runtime will ask for. It shortens the start and takes the race out of it; it does not make raw
-FlashInfer calls traceable, which `fp4_custom_op` does.
+cache keys that the runtime will ask for. It takes the build out of the capture, and the race out of the build; a single
+rank that builds a single module is not ready sooner (`benchmarks/warmup_h200.md`). It does not make raw FlashInfer
+calls traceable, which `fp4_custom_op` does.
 
 `glm5-plugins warmup` does the same beforehand, on a machine with no GPU.
 """
@@ -15,10 +16,11 @@ import os
 import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from glm5_plugins.settings.model import read
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode
 
 from glm5_plugins import Environment, Finding, Outcome, Patch, PluginSettings, Verdict, hookimpl
 from glm5_plugins.errors import Glm5Error
@@ -35,6 +37,13 @@ class Options(PluginSettings, plugin="fp4_warmup"):
     """Compilers at once; 0 for MAX_JOBS, or as many as processors and memory allow."""
     prebuilt: Path | None = None
     """A folder that `glm5-plugins warmup --out` made; its modules are loaded and never built."""
+    modules: Annotated[tuple[str, ...], NoDecode] = ()
+    """Modules besides those the launch is known to use, by name, separated by commas: `fp4_quantization`."""
+
+    @field_validator("modules", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part for part in value.replace(" ", "").split(",") if part] if isinstance(value, str) else value
 
 
 _outcome: Outcome | None = None
@@ -95,7 +104,9 @@ def _warm_up(model_runner: Any, env: Environment, options: Options) -> Outcome:
     from glm5_plugins.warmup.building import Builder
 
     arch = torch.cuda.get_device_capability(model_runner.gpu_id)
-    modules = [m for m in needs.modules_for(launches.of_server(model_runner, arch, env), env) if m not in _loaded]
+    wanted = needs.modules_for(launches.of_server(model_runner, arch, env), env)
+    wanted |= needs.modules_named(options.modules, arch, env, "GLM5_FP4_WARMUP_MODULES")
+    modules = [module for module in wanted if module not in _loaded]
     if not modules:
         return _outcome or Outcome(Verdict.NOT_NEEDED, "this launch uses no FP4 module that FlashInfer compiles")
     began = time.monotonic()

@@ -91,8 +91,10 @@ RAW_FP4 = '''
 class GpuServer(ServerProcess):
     """A server on the GPU, in this process's environment."""
 
-    def __init__(self, model: Path, folder: Path, args: Sequence[str], env: Mapping[str, str]) -> None:
-        super().__init__(model, folder / "server.log", timeout=420, progress=None)
+    def __init__(
+        self, model: Path, folder: Path, args: Sequence[str], env: Mapping[str, str], timeout: float = 420
+    ) -> None:
+        super().__init__(model, folder / "server.log", timeout=timeout, progress=None)
         self._argv = [sys.executable, *SGLANG, "--model-path", str(model), *SERVER_ARGS]
         self._argv += ["--host", "127.0.0.1", "--port", str(self.port), *args]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("GLM5_", "SGLANG_"))}
@@ -174,13 +176,14 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def write_plugin(folder: Path) -> Path:
-    """The distribution with `raw_fp4`, as a folder for PYTHONPATH."""
-    info = folder / "raw_fp4-1.0.dist-info"
+def write_plugins(folder: Path, **others: str) -> Path:
+    """The distribution with `raw_fp4`, and with other plugins by name and source, as a folder for PYTHONPATH."""
+    info, sources = folder / "raw_fp4-1.0.dist-info", {"raw_fp4": RAW_FP4, **others}
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: raw-fp4\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[glm5_plugins]\nraw_fp4 = raw_fp4\n")
-    (folder / "raw_fp4.py").write_text(textwrap.dedent(RAW_FP4))
+    (info / "entry_points.txt").write_text("[glm5_plugins]\n" + "".join(f"{name} = {name}\n" for name in sources))
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(source))
     return folder
 
 
@@ -204,21 +207,14 @@ def requests() -> Iterator[tuple[str, list[list[int]]]]:
         yield "odd sizes", [prompt(size, 9)]
 
 
-def question(server: GpuServer) -> list[dict[str, Any]]:
+def question(server: GpuServer) -> Iterator[dict[str, Any]]:
     """Ask everything, flush the cache, and ask it again."""
-    answers = [
-        {"what": f"{what}{later}", "answer": answer}
-        for later in ("", ", after a flush")
-        for what, prompts in _flushed(server, later)
-        for answer in server.ask(prompts)
-    ]
-    return answers
-
-
-def _flushed(server: GpuServer, later: str) -> Iterator[tuple[str, list[list[int]]]]:
-    if later:
-        server.flush()
-    yield from requests()
+    for later in ("", ", after a flush"):
+        if later:
+            server.flush()
+        for what, prompts in requests():
+            for answer in server.ask(prompts):
+                yield {"what": f"{what}{later}", "answer": answer}
 
 
 def measure(server: GpuServer, times: int) -> dict[int, list[float]]:
@@ -243,6 +239,12 @@ def differences(reference: list[dict[str, Any]], ours: list[dict[str, Any]]) -> 
     return wrong, largest
 
 
+def find_versions() -> dict[str, str]:
+    """The versions that a result is of."""
+    names = ("sglang", "flashinfer-python", "torch", "glm5-plugins")
+    return {name: metadata.version(name) for name in names} | {"python": platform.python_version()}
+
+
 def no_prefill_graph() -> list[str]:
     version = tuple(int(part) for part in metadata.version("sglang").split(".")[:3] if part.isdigit())
     return ["--disable-piecewise-cuda-graph"] if version < (0, 5, 14) else ["--cuda-graph-backend-prefill", "disabled"]
@@ -265,7 +267,7 @@ def run(mode: str, model: Path, site: Path, out: Path, times: int) -> dict[str, 
     try:
         with server:
             print(f"{mode}: ready after {server.ready_after:.0f} s", flush=True)
-            answers = question(server)
+            answers = list(question(server))
             timings = measure(server, times)
     except (ServerError, OSError) as error:
         print(f"{mode}: {error}", flush=True)
@@ -325,9 +327,8 @@ def main() -> int:
     import torch
 
     options.out.mkdir(parents=True, exist_ok=True)
-    model, site = write_model(options.out / "model"), write_plugin(options.out / "site")
-    names = ("sglang", "flashinfer-python", "torch", "glm5-plugins")
-    versions = {name: metadata.version(name) for name in names} | {"python": platform.python_version()}
+    model, site = write_model(options.out / "model"), write_plugins(options.out / "site")
+    versions = find_versions()
     results: dict[str, dict[str, Any]] = {}
     for mode in modes:
         results[mode] = run(mode, model, site, options.out, options.times)

@@ -21,7 +21,7 @@ CHECKER = '''
     import json, os
     from types import SimpleNamespace
     from glm5_plugins import hookimpl
-    from glm5_plugins.prefill import checking
+    from glm5_plugins.prefill import asking, checking
 
     class Runner:
         """Runs the model as written; its answers to the first prompt come back a second time, if it is wrong."""
@@ -51,6 +51,8 @@ CHECKER = '''
         if kind == "prefill":
             old = hasattr(model_runner, "piecewise_cuda_graph_runner")
             runner = (OldRunner if old else NewRunner)(model_runner)
+            if os.environ.get("FIELD_PASS_BY"):
+                assert asking.pass_by(runner)
             before = dict(vars(model_runner))
             available = model_runner.token_to_kv_pool_allocator.available_size()
             tolerance = os.environ.get("FIELD_TOLERANCE")
@@ -110,10 +112,12 @@ def test_an_answer_that_is_another_prompts_is_found(checked: Callable[..., dict[
     assert found["changed"] == ["forward_pass_id"]
 
 
+@pytest.mark.parametrize("why", ["FIELD_PAST_THE_GRAPH", "FIELD_PASS_BY"])
 def test_a_prompt_that_goes_past_the_graph_checks_nothing(
-    checked: Callable[..., dict[str, Any]], tmp_path: Path
+    checked: Callable[..., dict[str, Any]], tmp_path: Path, why: str
 ) -> None:
-    found = checked(tmp_path, FIELD_PAST_THE_GRAPH="1")
+    """The runner may decline a prompt; and the plugin can make it decline every one, which SGLang then heeds."""
+    found = checked(tmp_path, **{why: "1"})
     assert not found["ran"]
     assert not found["wrong"]
     assert found["calls"] == 0

@@ -7,7 +7,7 @@ import pytest
 from glm5_plugins.plugins import no_fullgraph, piecewise
 
 from glm5_plugins import ConfigurationError, Environment, Verdict
-from glm5_plugins.prefill.asking import backend_of
+from glm5_plugins.prefill.asking import backend_of, pass_by
 from glm5_plugins.prefill.upstream import overridden
 from glm5_plugins.rules import Launch
 
@@ -293,3 +293,16 @@ def test_the_main_process_names_the_rules_and_a_request_that_came_to_nothing(ask
         outcome = piecewise.glm5_outcome(on("0.5.13"))
         assert outcome.verdict is verdict
         assert text in outcome.reason
+
+
+@pytest.mark.parametrize("name", ["can_run_graph", "can_run"])
+def test_every_prompt_goes_past_a_runner_that_is_asked(name):
+    """From 0.5.14 SGLang asks `can_run_graph`, before that `can_run`."""
+    runner = type("Runner", (), {name: lambda self, forward_batch: True})()
+    assert pass_by(runner)
+    assert not getattr(runner, name)("a batch")
+
+
+def test_a_runner_that_is_asked_in_another_way_stays_in_use():
+    assert not pass_by(SimpleNamespace(may_run=lambda forward_batch: True))
+    assert not pass_by(None)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from glm5_plugins.plugins.fp4_warmup import Options
+from glm5_plugins.settings.model import read as read_settings
 
 from glm5_plugins.environment import Environment, Window
 from glm5_plugins.errors import ConfigurationError
@@ -108,6 +110,27 @@ def test_an_unknown_module_is_refused_with_the_nearest() -> None:
         needs.modules_named(["fp4_quantisation"], (12, 0), env())
     with pytest.raises(ConfigurationError, match=r"9\.0"):
         needs.modules_named(["sparse_mla"], (9, 0), env())
+
+
+def test_sm90_has_the_quantisation_module_only_for_who_names_it() -> None:
+    """FlashInfer builds it there, and no launch of SGLang uses it."""
+    assert [str(module) for module in needs.modules_named(["fp4_quantization"], (9, 0), env())] == [
+        "fp4_quantization('90')"
+    ]
+    launch = Launch((9, 0), moe_runner="flashinfer_cutlass", fp4_gemm="flashinfer_cutlass", allreduce_fusion=True)
+    assert "fp4_quantization('90')" not in modules(launch)
+
+
+def test_a_wrong_name_is_told_by_what_it_was_given_by() -> None:
+    with pytest.raises(ConfigurationError, match=r"^GLM5_FP4_WARMUP_MODULES names an unknown module 'fp4'"):
+        needs.modules_named(["fp4"], (12, 0), env(), "GLM5_FP4_WARMUP_MODULES")
+
+
+def test_the_plugin_takes_modules_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLM5_FP4_WARMUP_MODULES", "fp4_quantization, cutlass_fused_moe")
+    assert read_settings(Options).modules == ("fp4_quantization", "cutlass_fused_moe")
+    monkeypatch.delenv("GLM5_FP4_WARMUP_MODULES")
+    assert read_settings(Options).modules == ()
 
 
 # --- launches read from a model's folder ---------------------------------------------------------------------

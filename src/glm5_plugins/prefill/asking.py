@@ -156,6 +156,19 @@ def prefill_runner(model_runner: Any, result: Any) -> Any:
     return getattr(result, "runner", kept)
 
 
+def pass_by(runner: Any) -> bool:
+    """Have SGLang run every prompt past the prefill graph, as it does with one that is too long for it.
+
+    Returns:
+        Whether the runner is one that is asked before each prompt.
+    """
+    for name in ("can_run_graph", "can_run"):  # from 0.5.14, and before
+        if hasattr(runner, name):
+            setattr(runner, name, lambda forward_batch: False)
+            return True
+    return False
+
+
 _MEND = "Take 'piecewise' out of GLM5_PLUGINS, or start without that."
 _OLD = "sglang/srt/model_executor/model_runner.py, can_run_piecewise_cuda_graph"
 

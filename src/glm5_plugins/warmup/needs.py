@@ -75,6 +75,7 @@ class Rule:
         allreduce_fusion: Whether the rule holds only with all-reduce fusion.
         requires: Version windows that must hold.
         ends: What ended a window with an upper bound.
+        on_request: Whether SGLang itself uses the module in no launch, so that it must be asked for by name.
     """
 
     name: str
@@ -88,11 +89,13 @@ class Rule:
     allreduce_fusion: bool = False
     requires: tuple[str, ...] = ()
     ends: str = ""
+    on_request: bool = False
 
     def holds(self, launch: Launch, env: Environment) -> bool:
         """Whether this launch uses the module."""
         return (
-            launch.arch in self.archs
+            not self.on_request
+            and launch.arch in self.archs
             and (not self.moe_runner or launch.moe_runner in self.moe_runner)
             and (not self.fp4_gemm or launch.fp4_gemm in self.fp4_gemm)
             and (not self.attention or bool(launch.attention & self.attention))
@@ -162,6 +165,14 @@ RULES: tuple[Rule, ...] = (
         SM100,
         "activations and scale factors around FlashInfer's FP4 MoE",
         moe_runner=frozenset({"flashinfer_cutlass", "flashinfer_trtllm", "flashinfer_trtllm_routed"}),
+    ),
+    Rule(
+        "fp4_quantization",
+        _QUANTIZE,
+        _key,
+        SM90,
+        "code besides SGLang's that calls flashinfer.fp4_quantize, which converts nothing before SM100",
+        on_request=True,
     ),
     Rule(
         "cutlass_fp4_gemm",
@@ -266,8 +277,14 @@ def modules_for(launch: Launch, env: Environment) -> dict[Module, str]:
     return found
 
 
-def modules_named(names: Iterable[str], arch: Arch, env: Environment) -> dict[Module, str]:
+def modules_named(names: Iterable[str], arch: Arch, env: Environment, given_as: str = "--modules") -> dict[Module, str]:
     """Modules by the name of their family, whatever the launch.
+
+    Args:
+        names: The families.
+        arch: The architecture of the GPUs.
+        env: The versions installed.
+        given_as: What the names were given by, for errors.
 
     Raises:
         ConfigurationError: There is no such family, or none for this architecture and these versions.
@@ -277,12 +294,12 @@ def modules_named(names: Iterable[str], arch: Arch, env: Environment) -> dict[Mo
         rules = [rule for rule in RULES if rule.name == name]
         if not rules:
             known = {rule.name for rule in RULES}
-            raise ConfigurationError(f"--modules names an unknown module {name!r}.", did_you_mean(name, known))
+            raise ConfigurationError(f"{given_as} names an unknown module {name!r}.", did_you_mean(name, known))
         fitting = [rule for rule in rules if arch in rule.archs and rule.fits(env)]
         if not fitting:
             archs = ", ".join(sorted({f"{a}.{b}" for rule in rules for a, b in rule.archs}))
             raise ConfigurationError(
-                f"--modules {name}: there is none for {arch[0]}.{arch[1]} and the installed versions.",
+                f"{given_as} {name}: there is none for {arch[0]}.{arch[1]} and the installed versions.",
                 f"It is for the architectures {archs}" + "".join(f", {w}" for r in rules for w in r.requires) + ".",
             )
         found.setdefault(fitting[0].module(arch), fitting[0].why)
