@@ -42,6 +42,7 @@ CPU_ARGS = (
     *("--attention-backend", "torch_native"),
     *("--mem-fraction-static", "0.1"),
     *("--max-total-tokens", "2048"),
+    "--sleep-on-idle",  # or each scheduler keeps a core busy while it waits
 )
 
 
