@@ -182,7 +182,8 @@ def refused_by_nodes(field: Field) -> Nodes:
             field(
                 *plugins,
                 args=(*args, "--node-rank", str(rank)),
-                env={**env, "SGLANG_CPU_OMP_THREADS_BIND": str(rank), **(other if rank else {})},
+                # A core for each rank: SGLang 0.5.9 counts the ranks of all nodes, later versions those of one.
+                env={**env, "SGLANG_CPU_OMP_THREADS_BIND": f"{rank}|1", **(other if rank else {})},
             )
             for rank in range(2)
         ]
