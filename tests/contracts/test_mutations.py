@@ -111,7 +111,7 @@ def edit(text: str, line: int, mutation: Mutation) -> str:
         row, column = argument.lineno - 1, argument.col_offset
         lines[row] = lines[row][:column] + f"{mutation.parameter}_renamed" + lines[row][column + len(argument.arg) :]
     elif mutation.how == "renamed":
-        row, name = line - 1, mutation.contract.name
+        row, name = line - 1, getattr(node, "name", mutation.contract.name)  # what it is imported by may differ
         lines[row] = lines[row].replace(name, f"{name}_renamed", 1)
     else:
         lines[first:last] = [" " * node.col_offset + "pass", *[""] * (last - first - 1)]

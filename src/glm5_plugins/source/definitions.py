@@ -136,5 +136,7 @@ class Missing(LookupError):
 
 
 def close(name: str, names: Iterable[str]) -> list[str]:
-    """The names most like a name, at most three."""
-    return difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.6)
+    """The names most like a name, at most three; those that go on where it ends come first."""
+    known = sorted(set(names))
+    longer = [other for other in known if other.startswith(f"{name}_")]
+    return list(dict.fromkeys([*longer, *difflib.get_close_matches(name, known, n=3, cutoff=0.6)]))[:3]
