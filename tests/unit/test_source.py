@@ -490,6 +490,6 @@ def test_it_imports_nothing_it_reads(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("3\n", "")
 
 
-def test_a_name_that_goes_on_is_suggested_before_names_that_look_more_alike(write: Write, gone: Gone) -> None:
+def test_a_name_that_goes_on_is_suggested_before_names_that_look_more_alike(write: Write, missing: Gone) -> None:
     write({"m.py": "def fp4_quantize_renamed(): ...\n" + "".join(f"def {p}fp4_quantize(): ...\n" for p in "abcd")})
-    assert gone("m:fp4_quantize").suggestions[0] == "fp4_quantize_renamed"
+    assert missing("m:fp4_quantize").suggestions[0] == "fp4_quantize_renamed"
