@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from glm5_plugins.settings.model import read
+from glm5_plugins.settings.model import read, split_at_commas
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
@@ -40,10 +40,7 @@ class Options(PluginSettings, plugin="fp4_warmup"):
     modules: Annotated[tuple[str, ...], NoDecode] = ()
     """Modules besides those the launch is known to use, by name, separated by commas: `fp4_quantization`."""
 
-    @field_validator("modules", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return [part for part in value.replace(" ", "").split(",") if part] if isinstance(value, str) else value
+    _split = field_validator("modules", mode="before")(split_at_commas)
 
 
 _outcome: Outcome | None = None

@@ -87,6 +87,11 @@ class HostSettings(_Settings):
         return tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
 
 
+def split_at_commas(value: Any) -> Any:
+    """For `field_validator(…, mode="before")` of a tuple: the parts of a variable's text, other values as they are."""
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+
 class PluginSettings(_Settings):
     """Base of a plugin's options; the class says whose they are.
 

@@ -336,6 +336,10 @@ def _is_strict() -> bool:
         return True
 
 
+def _level(stops_a_launch: bool) -> Literal["error", "warning"]:
+    return "error" if stops_a_launch else "warning"
+
+
 def requested() -> tuple[str, ...]:
     """The names in `GLM5_PLUGINS`, known or not."""
     return _wanted([])
@@ -380,8 +384,9 @@ def _unfit(rows: Iterable[PluginRow], requested: Sequence[str]) -> list[Finding]
         elif not row.in_force:
             what = f"The plugin {row.name!r} would not be in force: {row.verdict}: {row.reason.rstrip('.')}."
             mend = "Take it out of GLM5_PLUGINS, or install versions it is made for"
-            level: Literal["error", "warning"] = "error" if row.stops_a_launch else "warning"
-            findings.append(Finding(level, what, f"{mend}: see `glm5-plugins explain {row.name}`."))
+            findings.append(
+                Finding(_level(row.stops_a_launch), what, f"{mend}: see `glm5-plugins explain {row.name}`.")
+            )
         for other in row.needs_plugins:
             if other not in requested:
                 what = f"The plugin {row.name!r} needs {other!r}, which is not requested."
@@ -403,8 +408,7 @@ def _rivals(rows: Iterable[PluginRow]) -> list[Finding]:
             rival = first.setdefault(patch.target, row.name)
             if rival != row.name:
                 what = f"The plugins {rival!r} and {row.name!r} both replace {patch.target}."
-                level: Literal["error", "warning"] = "error" if _is_strict() else "warning"
-                findings.append(Finding(level, what, "Take one of them out of GLM5_PLUGINS."))
+                findings.append(Finding(_level(_is_strict()), what, "Take one of them out of GLM5_PLUGINS."))
     return findings
 
 
@@ -627,8 +631,7 @@ def _seams(env: Environment) -> list[Finding]:
         lacking = source.lacks(target, needs, env.roots)
         if lacking is not None:
             what = f"The layer itself would not be in force ({step}): {lacking}."
-            level: Literal["error", "warning"] = "error" if _is_strict() else "warning"
-            findings.append(Finding(level, what, "This SGLang is not one it is made for; report it."))
+            findings.append(Finding(_level(_is_strict()), what, "This SGLang is not one it is made for; report it."))
     return findings
 
 
@@ -684,8 +687,7 @@ def hidden_installs(requested: bool = False) -> list[Finding]:
         mend = f"Install it with `{sys.executable} -m pip install {distribution.name}`" + (
             ", or unset PYTHONNOUSERSITE." if os.environ.get("PYTHONNOUSERSITE") else "."
         )
-        level: Literal["error", "warning"] = "error" if requested and not elsewhere else "warning"
-        findings.append(Finding(level, what, mend))
+        findings.append(Finding(_level(bool(requested) and not elsewhere), what, mend))
     return findings
 
 

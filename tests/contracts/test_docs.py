@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.tools import tool
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "COMPATIBILITY.md").read_text()
@@ -15,12 +16,7 @@ RUN = "run: python tools/fetch_wheels.py all && python tools/write_docs.py"
 
 @pytest.fixture(scope="module")
 def write_docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_docs", ROOT / "tools" / "write_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool("write_docs")
 
 
 @pytest.mark.parametrize(("devices", "heading"), [(1, "with an SM120 GPU"), (0, "without")])
