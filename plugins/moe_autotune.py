@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
-from glm5_plugins.settings.model import read
+from glm5_plugins.settings.model import read, split_at_commas
 from pydantic import field_validator
 from pydantic_settings import NoDecode
 
@@ -32,10 +32,7 @@ class Options(PluginSettings, plugin="moe_autotune"):
     skip_ops: Annotated[tuple[str, ...], NoDecode] = ()
     """FlashInfer operators not to tune, separated by commas; SGLang 0.5.17 and newer."""
 
-    @field_validator("skip_ops", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+    _split = field_validator("skip_ops", mode="before")(split_at_commas)
 
 
 def _rules(options: Options) -> tuple[Rule, ...]:
@@ -134,4 +131,4 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """Say whether and how tuning is changed; on most versions that is plain before there is a launch."""
-    return None if env.is_child else _choice.foreseen(decide(_rules(read(Options)), Launch(env, {})))
+    return None if env.is_child else _choice.foreseen(_rules(read(Options)), env)

@@ -31,29 +31,27 @@ def _other_size(versions: str, *sizes: int) -> Rule:
     )
 
 
-ON_THIS_MACHINE = (
-    Rule(
-        Does.REFUSE,
-        "MSCCL++ runs on GPUs, and this machine has none",
-        "Take 'mscclpp' out of GLM5_PLUGINS.",
-        arch=("none",),
-    ),
-    Rule(
-        Does.REFUSE,
-        "{sglang} takes MSCCL++ from the Python package 'mscclpp', which is not installed",
-        "Install it (pip install mscclpp), or take 'mscclpp' out of GLM5_PLUGINS.",
-        sglang=">=0.5.14",
-        when=lambda launch: not launch.env.elsewhere and find_spec("mscclpp") is None,
-        source=f"{COMMUNICATOR}: importlib.import_module",
-    ),
+NO_GPU = Rule(
+    Does.REFUSE,
+    "MSCCL++ runs on GPUs, and this machine has none",
+    "Take 'mscclpp' out of GLM5_PLUGINS.",
+    arch=("none",),
+)
+NO_PACKAGE = Rule(
+    Does.REFUSE,
+    "{sglang} takes MSCCL++ from the Python package 'mscclpp', which is not installed",
+    "Install it (pip install mscclpp), or take 'mscclpp' out of GLM5_PLUGINS.",
+    sglang=">=0.5.14",
+    when=lambda launch: not launch.env.elsewhere and find_spec("mscclpp") is None,
+    source=f"{COMMUNICATOR}: importlib.import_module",
 )
 
 RULES = (
-    *ON_THIS_MACHINE[:1],
+    NO_GPU,
     _other_size("<0.5.14", 8, 16),
     _other_size(">=0.5.14,<0.5.21", 8, 16, 32),
     _other_size(">=0.5.21", 4, 8, 16, 32, 64),
-    *ON_THIS_MACHINE[1:],
+    NO_PACKAGE,
     Rule(
         Does.NO_EFFECT,
         "{sglang} uses MSCCL++ inside CUDA graphs alone, and those are switched off",
@@ -123,4 +121,4 @@ def _is_made(communicator: Any) -> bool:
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """Say what was added in the main process, and what each rank has."""
-    return _in_rank if env.is_child else _choice.foreseen(decide(ON_THIS_MACHINE, Launch(env, {})))
+    return _in_rank if env.is_child else _choice.foreseen((NO_GPU, NO_PACKAGE), env)

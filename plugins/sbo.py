@@ -99,4 +99,4 @@ def glm5_server_args(env: Environment, given: Mapping[str, Any]) -> Mapping[str,
 @hookimpl
 def glm5_outcome(env: Environment) -> Outcome | None:
     """Say whether an effect can be expected."""
-    return None if env.is_child else _choice.foreseen(decide(ON_THIS_GPU, Launch(env, {})))
+    return None if env.is_child else _choice.foreseen(ON_THIS_GPU, env)

@@ -227,14 +227,16 @@ class Choice:
         """What came of it, once it has been made in this process."""
         return self._outcome
 
-    def foreseen(self, decision: Decision) -> Outcome | None:
+    def foreseen(self, rules: Sequence[Rule], env: Environment) -> Outcome | None:
         """What came of it; before anything is decided, what any launch comes to on this machine.
 
         Args:
-            decision: By rows that look at nothing but the machine and what is installed.
+            rules: Rows that look at nothing but the machine and what is installed.
+            env: The machine and what is installed.
         """
         if self._outcome is not None:
             return self._outcome
+        decision = decide(rules, Launch(env, {}))
         if decision.does is Does.REFUSE:
             return Outcome(Verdict.FAILED, decision.why, decision.mend)
         if decision.does is Does.NOT_NEEDED:

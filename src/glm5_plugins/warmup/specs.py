@@ -131,19 +131,20 @@ def _getter(module: Module) -> Any:
     place, _, name = module.getter.partition(":")
     try:
         return getattr(import_module(place), name)
-    except ImportError as error:
-        if not (isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name)):
+    except (ImportError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError):
+            is_gone = f"{place}.".startswith(f"{error.name}.")
+        else:
+            is_gone = isinstance(error, AttributeError)
+        if is_gone:
             raise NotInForce(
-                f"FlashInfer's {place}, which the module {module} is of, cannot be imported: {str(error).rstrip('.')}.",
-                "Install what it asks for, in the Python that SGLang runs in.",
+                f"FlashInfer has no {module.getter}: {error}.",
+                "This FlashInfer is not one that fp4_warmup is made for; take fp4_warmup out of GLM5_PLUGINS.",
             ) from error
-        missing: Exception = error
-    except AttributeError as error:
-        missing = error
-    raise NotInForce(
-        f"FlashInfer has no {module.getter}: {missing}.",
-        "This FlashInfer is not one that fp4_warmup is made for; take fp4_warmup out of GLM5_PLUGINS.",
-    ) from missing
+        raise NotInForce(
+            f"FlashInfer's {place}, which the module {module} is of, cannot be imported: {str(error).rstrip('.')}.",
+            "Install what it asks for, in the Python that SGLang runs in.",
+        ) from error
 
 
 class _Caught(Exception):
