@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Annotated, Any, Literal
 
-from glm5_plugins.settings.model import read
+from glm5_plugins.settings.model import read, split_at_commas
 from pydantic import PositiveInt, field_validator
 from pydantic_settings import NoDecode
 
@@ -27,10 +27,7 @@ class Options(PluginSettings, plugin="piecewise"):
     tokens: Annotated[tuple[PositiveInt, ...], NoDecode] = ()
     """Numbers of tokens to capture, separated by commas; unset: SGLang's own list."""
 
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return [part for part in value.replace(" ", "").split(",") if part] if isinstance(value, str) else value
+    _split = field_validator("tokens", mode="before")(split_at_commas)
 
     @field_validator("tokens")
     @classmethod

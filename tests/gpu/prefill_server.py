@@ -48,6 +48,7 @@ SERVER_ARGS = (
 # What each kind of server is started with: plugins besides raw_fp4, variables, and flags by version.
 MODES: dict[str, tuple[Sequence[str], Mapping[str, str]]] = {
     "none": ((), {}),
+    "none_again": ((), {}),  # tells how far apart two of the same are
     "breakable": (
         ("piecewise", "no_fullgraph"),
         {"GLM5_PIECEWISE_BACKEND": "breakable", "GLM5_NO_FULLGRAPH_MODE": "breakable"},
@@ -129,12 +130,15 @@ class GpuServer(ServerProcess):
         return (time.perf_counter() - began) * 1e3
 
 
-def write_model(folder: Path) -> Path:
-    """A Llama whose weights are random and large enough that the most likely tokens stand out."""
+def write_model(folder: Path, experts: int = 0) -> Path:
+    """A Llama whose weights are random and large enough that the most likely tokens stand out; with experts, a GLM-4.5.
+
+    Each expert is a quarter as wide as the MLP of the Llama; two of them see a token, beside the one that they share.
+    """
     import torch
     from safetensors.torch import save_file
 
-    write_tiny_model(folder)
+    write_tiny_model(folder, "glm4_moe" if experts else "llama")
     file = folder / "config.json"
     config = json.loads(file.read_text())
     config |= {
@@ -146,6 +150,9 @@ def write_model(folder: Path) -> Path:
         "head_dim": HIDDEN // HEADS,
         "max_position_embeddings": 8192,
     }
+    narrow_mlp = INTERMEDIATE // 4
+    if experts:
+        config |= {"n_routed_experts": experts, "moe_intermediate_size": narrow_mlp}
     file.write_text(json.dumps(config))
     torch.manual_seed(0)
 
@@ -160,14 +167,20 @@ def write_model(folder: Path) -> Path:
     }
     for number in range(LAYERS):
         layer = f"model.layers.{number}"
+        mlps = {"mlp": INTERMEDIATE}
+        if experts and number >= config["first_k_dense_replace"]:
+            mlps = {f"mlp.experts.{expert}": narrow_mlp for expert in range(experts)} | {
+                "mlp.shared_experts": narrow_mlp
+            }
+            weights[f"{layer}.mlp.gate.weight"] = matrix(experts, HIDDEN)
+            weights[f"{layer}.mlp.gate.e_score_correction_bias"] = torch.zeros(experts)
         for name, rows, columns in (
             ("self_attn.q_proj", HIDDEN, HIDDEN),
             ("self_attn.k_proj", narrow, HIDDEN),
             ("self_attn.v_proj", narrow, HIDDEN),
             ("self_attn.o_proj", HIDDEN, HIDDEN),
-            ("mlp.gate_proj", INTERMEDIATE, HIDDEN),
-            ("mlp.up_proj", INTERMEDIATE, HIDDEN),
-            ("mlp.down_proj", HIDDEN, INTERMEDIATE),
+            *((f"{mlp}.{name}", width, HIDDEN) for mlp, width in mlps.items() for name in ("gate_proj", "up_proj")),
+            *((f"{mlp}.down_proj", HIDDEN, width) for mlp, width in mlps.items()),
         ):
             weights[f"{layer}.{name}.weight"] = matrix(rows, columns)
         for name in ("input_layernorm", "post_attention_layernorm"):
@@ -217,6 +230,12 @@ def question(server: GpuServer) -> Iterator[dict[str, Any]]:
                 yield {"what": f"{what}{later}", "answer": answer}
 
 
+def first_off(reference: list[dict[str, Any]], ours: list[dict[str, Any]]) -> float:
+    """How far apart log-probabilities of first tokens are: those are prefill's, the later ones decoding's."""
+    pairs = zip(reference, ours, strict=True)
+    return max(abs(one["answer"]["logprobs"][0] - other["answer"]["logprobs"][0]) for one, other in pairs)
+
+
 def measure(server: GpuServer, times: int) -> dict[int, list[float]]:
     """Milliseconds of `times` prefills of each size, each of a prompt that is not cached."""
     found: dict[int, list[float]] = {}
@@ -263,7 +282,7 @@ def run(mode: str, model: Path, site: Path, out: Path, times: int) -> dict[str, 
     }
     if "piecewise" in plugins:
         env["GLM5_PIECEWISE_TOKENS"] = ",".join(map(str, SIZES))
-    server = GpuServer(model, folder, no_prefill_graph() if mode == "none" else [], env)
+    server = GpuServer(model, folder, no_prefill_graph() if mode.startswith("none") else [], env)
     try:
         with server:
             print(f"{mode}: ready after {server.ready_after:.0f} s", flush=True)

@@ -89,7 +89,7 @@ def test_sizes_are_given_in_order(ask, version, field):
     assert ask(piecewise, version, tokens="256, 64,1024,64")()[field] == [64, 256, 1024]
 
 
-@pytest.mark.parametrize("tokens", ["64,x", "0", "-3"])
+@pytest.mark.parametrize("tokens", ["64,x", "0", "-3", "64 256"])
 def test_sizes_that_are_none_are_refused(ask, tokens):
     with pytest.raises(ConfigurationError, match="GLM5_PIECEWISE_TOKENS"):
         ask(piecewise, "0.5.9", tokens=tokens)()

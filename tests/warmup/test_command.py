@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from glm5_plugins.environment import Environment
-from glm5_plugins.warmup.needs import RULES, Arch
+from glm5_plugins.errors import NotInForce
+from glm5_plugins.warmup import specs
+from glm5_plugins.warmup.needs import RULES, Arch, Module
 from tests.warmup.conftest import Node
 
 
@@ -57,18 +59,27 @@ def test_every_module_of_every_architecture_is_found_without_a_gpu(node: Node, a
     assert len(json.loads(done.stdout)) == len(families)
 
 
+@pytest.mark.parametrize("stopped_by", [{"https_proxy": "http://127.0.0.1:9"}, {"FLASHINFER_NO_DOWNLOAD": "1"}])
 @pytest.mark.parametrize("family", sorted(DOWNLOADED))
-def test_kernels_that_flashinfer_downloads_say_so(node: Node, family: str) -> None:
+def test_kernels_that_flashinfer_downloads_say_so(node: Node, family: str, stopped_by: dict[str, str]) -> None:
     """Where there is no network; the getters ask for the current device first, which must not stop them."""
     node.env.pop("FLASHINFER_CUDA_ARCH_LIST")
-    node.env["https_proxy"] = "http://127.0.0.1:9"
-    done = warmup(
-        node, "--arch", "10.0", "--modules", family, "--list", FLASHINFER_CUBIN_DIR=str(node.cache / "cubins")
-    )
+    node.env.update(stopped_by, FLASHINFER_CUBIN_DIR=str(node.cache / "cubins"))
+    done = warmup(node, "--arch", "10.0", "--modules", family, "--list")
     first, second = done.stderr.splitlines()[-2:]
     assert f"FlashInfer refuses the module {family}(): " in first
     assert "checksums.txt" in first
     assert "install flashinfer-cubin of the same version" in second
+
+
+def test_other_errors_of_such_a_module_send_nobody_to_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses() -> None:
+        raise RuntimeError("No supported CUDA architectures found")
+
+    monkeypatch.setattr(specs, "_getter", lambda module: refuses)
+    with pytest.raises(NotInForce, match="No supported CUDA architectures") as error:
+        specs.find(Module("trtllm_gemm", "flashinfer.jit:get_it", ()))
+    assert error.value.mend.startswith("Check the architecture")
 
 
 def test_the_folder_is_the_one_that_a_server_with_that_gpu_looks_into(node: Node) -> None:

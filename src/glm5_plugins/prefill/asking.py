@@ -41,7 +41,11 @@ _GONE = Rule(
     sglang=">=0.5.22",
 )
 _NO_GPU = Rule(Does.NOT_APPLICABLE, "no GPU, so no CUDA graph", arch=("none",))
-_CHOSEN = Rule(Does.NOT_NEEDED, "the prefill graph was chosen on the command line; it is left alone", when=chosen)
+_CHOSEN = Rule(
+    Does.NOT_NEEDED,
+    "the prefill graph is chosen already, by the command line, the profile or another plugin; it is left alone",
+    when=chosen,
+)
 _DEFAULT = Rule(
     Does.NOT_NEEDED,
     "the breakable graph, which needs no Dynamo, is the default of {sglang} on CUDA",

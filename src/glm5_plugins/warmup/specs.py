@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,7 +112,7 @@ def find(module: Module) -> Artifact:
             return Artifact(module, caught[0])
         except Exception as error:
             mend = "Check the architecture and the CUDA toolkit: `glm5-plugins warmup --list`."
-            if module.name.startswith("trtllm"):
+            if _is_of_download(error):
                 mend = (
                     "FlashInfer downloads the kernels of this module: let this machine reach them, or install "
                     "flashinfer-cubin of the same version."
@@ -120,6 +121,16 @@ def find(module: Module) -> Artifact:
                 f"FlashInfer refuses the module {module}: {type(error).__name__}: {error}", mend
             ) from error
     raise NotInForce(f"{module.getter} built nothing for {module}: it was loaded in this process already.")
+
+
+def _is_of_download(error: BaseException) -> bool:
+    """Whether a getter failed for a file that it could not get.
+
+    FlashInfer asserts that a file has come ("Failed to get checksums.txt", "… not found"), and refuses in
+    `cubin_loader` where FLASHINFER_NO_DOWNLOAD is set.
+    """
+    frames = (frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__))
+    return isinstance(error, AssertionError) or "flashinfer.jit.cubin_loader" in frames
 
 
 def cache_folder() -> Path:
