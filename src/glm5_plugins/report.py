@@ -157,7 +157,10 @@ def _lock(descriptor: int) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a whole file or nothing: another process never reads half of it, and a kill leaves no half behind."""
+    """Write a whole file or nothing: another process never reads half of it.
+
+    A kill leaves no half behind, at worst a whole file under its hidden name; a network file system may keep a part.
+    """
     _make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

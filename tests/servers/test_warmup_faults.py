@@ -144,9 +144,11 @@ def wait_for_end(server: ServerProcess, node: Node) -> None:
     assert wait_gone(list(server._seen), 60) == []
     wait_for(lambda: not node.leftovers(), 60)  # compilers, which are in a session of their own
     assert left_behind(node) == []
-    files = [path.name for path in (server.log.parent / "reports").iterdir()]
-    assert any("-scheduler-" in name for name in files)
-    assert all(name.endswith(".json") for name in files)
+    files = list((server.log.parent / "reports").iterdir())
+    assert any("-scheduler-" in file.name for file in files)
+    assert all(file.suffix == ".json" or file.name.startswith(".glm5-") for file in files)
+    for file in files:
+        json.loads(file.read_text())  # whole, also one that was about to get its name when its process was killed
 
 
 def test_a_scheduler_that_is_killed_while_it_builds_leaves_nothing(warm: Warm, node: Node) -> None:
