@@ -161,7 +161,7 @@ def test_a_profile(start_server: StartServer, tmp_path: Path, sglang_version: st
     file = tmp_path / "mine.toml"
     file.write_text(
         'summary = "s"\nsglang = ">=0.5.9"\nhardware = "a CPU"\nsource = ["https://example.org"]\nplugins = ["sbo"]\n'
-        '[arguments]\nmax_running_requests = 3\nmax_total_tokens = 999\ntool_call_parser = "glm45"\n'
+        '[arguments]\nmax_running_requests = 3\nmax_total_tokens = 999\ntool_call_parser = "llama3"\n'
         'preferred_sampling_params = \'{"top_p": 0.5, "temperature": 1.0}\'\n'
         '[environment]\nSGLANG_TIMEOUT_KEEP_ALIVE = "7"\n'
     )
@@ -172,7 +172,7 @@ def test_a_profile(start_server: StartServer, tmp_path: Path, sglang_version: st
         info = server.get_json("/server_info")
         assert info["max_running_requests"] == 3
         assert info["max_total_tokens"] == 2048
-        assert info["tool_call_parser"] == "glm45"
+        assert info["tool_call_parser"] == "llama3"
         assert "top_p" in info["preferred_sampling_params"]
         assert info["enable_single_batch_overlap"] is True
     main = next((tmp_path / "reports").glob("glm5-*-main-*.json"))

@@ -44,6 +44,15 @@ def test_the_process_tree_is_seen(server: ServerProcess) -> None:
     assert any("sglang::detokenizer" in command for command in commands)
 
 
+def test_a_server_that_is_asked_nothing_sleeps(server: ServerProcess) -> None:
+    """By `--sleep-on-idle`; otherwise every scheduler keeps a processor busy, and a few servers a whole machine."""
+    server.generate("hello", max_new_tokens=1)
+    time.sleep(1)
+    before, began = server.cpu_seconds(), time.monotonic()
+    time.sleep(4)
+    assert (server.cpu_seconds() - before) / (time.monotonic() - began) < 0.25
+
+
 def test_a_server_that_dies_at_start_up_is_reported_with_its_log(start_server: StartServer) -> None:
     """The harness doesn't sit out its time-out, and says why."""
     began = time.monotonic()

@@ -239,10 +239,11 @@ def test_sglang_plugins_that_leaves_us_out_is_said_where_we_are_in(field: Field)
 
 
 def test_a_plugin_that_raises_is_named_and_the_server_does_not_come_up(field: Field) -> None:
-    """Case 20 of the field."""
+    """Case 20 of the field; the scheduler in which it failed has said how far it came before it was killed."""
     with pytest.raises(ServerError):
         (server := field("raises")).__enter__()
     assert "The plugin 'raises' failed in glm5_model_load: RuntimeError: the probe lost its thread" in server.log_text()
+    assert row(reports_of(server)["scheduler"], "raises", "glm5_model_load")["fired"] == 1
 
 
 @pytest.mark.sglang(">=0.5.12", reason="SGLang's own operator around fp4_quantize came in 0.5.12")

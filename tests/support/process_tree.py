@@ -24,6 +24,12 @@ class Process:
         found = _stat(self.pid)
         return found is not None and found.started == self.started and found.state != "Z"
 
+    @property
+    def cpu_seconds(self) -> float:
+        """The processor time that it has used, 0 once it is gone."""
+        found = _stat(self.pid)
+        return found.cpu_ticks / os.sysconf("SC_CLK_TCK") if found is not None and found.started == self.started else 0
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process ended and its pid may be somebody else's."""
         if self.alive:
@@ -60,6 +66,7 @@ class _Stat:
     state: str
     parent: int
     started: int
+    cpu_ticks: int
 
 
 def _stat(pid: int) -> _Stat | None:
@@ -68,7 +75,9 @@ def _stat(pid: int) -> _Stat | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()  # the command before it may hold spaces and brackets
-    return _Stat(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
+    return _Stat(
+        state=fields[0], parent=int(fields[1]), started=int(fields[19]), cpu_ticks=sum(map(int, fields[11:13]))
+    )
 
 
 def _command(pid: int) -> str:

@@ -152,6 +152,10 @@ class ServerProcess:
         self._seen.update(dict.fromkeys(found))
         return found
 
+    def cpu_seconds(self) -> float:
+        """The processor time that the live processes of the server have used."""
+        return sum(process.cpu_seconds for process in self.processes())
+
     def generate(self, prompt: str, *, max_new_tokens: int = 8, timeout: float = 60) -> dict[str, Any]:
         """Ask /generate for a greedy continuation and return its JSON (`text`, `output_ids`, `meta_info`).
 
