@@ -3,7 +3,7 @@
 `GLM5_NO_FULLGRAPH_MODE` says how. `breakable` asks for SGLang's own breakable prefill graph, which needs no Dynamo
 (0.5.11-0.5.21). `compile` lets SGLang compile the model with graph breaks; what has a break in it is not captured. Its
 parts gain nothing over the model as written, so prompts go past such a graph: they are answered as without one, as
-fast. `fp4_custom_op`, which takes the breaks away up to 0.5.11, is faster. `auto`, the default, is
+fast. `fp4_custom_op`, which takes away the breaks of SGLang's own raw FP4 calls, is faster. `auto`, the default, is
 `breakable` where SGLang has it for the model, and `compile` elsewhere.
 
 Shown on CPU with the compilation code of SGLang 0.5.9, 0.5.12, 0.5.14 and 0.5.19 (`tests/prefill`), CUDA graphs being
@@ -27,8 +27,8 @@ from glm5_plugins.prefill.upstream import NOTHING_COMPILES
 from glm5_plugins.rules import Choice, Launch, decide
 
 _BETTER = (
-    "use fp4_custom_op where SGLang's FP4 calls make the breaks (before 0.5.12; 0.4-0.7 of the time without a graph on "
-    "an H200), or the breakable graph (from SGLang 0.5.11)"
+    "use fp4_custom_op where SGLang's own raw FP4 calls make the breaks (0.4-0.7 of the time without a graph on an "
+    "H200), or the breakable graph (from SGLang 0.5.11)"
 )
 
 
