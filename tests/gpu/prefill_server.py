@@ -233,7 +233,8 @@ def question(server: GpuServer) -> Iterator[dict[str, Any]]:
 def first_off(reference: list[dict[str, Any]], ours: list[dict[str, Any]]) -> float:
     """How far apart log-probabilities of first tokens are: those are prefill's, the later ones decoding's."""
     pairs = zip(reference, ours, strict=True)
-    return max(abs(one["answer"]["logprobs"][0] - other["answer"]["logprobs"][0]) for one, other in pairs)
+    off: float = max(abs(one["answer"]["logprobs"][0] - other["answer"]["logprobs"][0]) for one, other in pairs)
+    return off
 
 
 def measure(server: GpuServer, times: int) -> dict[int, list[float]]:
@@ -282,7 +283,7 @@ def run(mode: str, model: Path, site: Path, out: Path, times: int) -> dict[str, 
     }
     if "piecewise" in plugins:
         env["GLM5_PIECEWISE_TOKENS"] = ",".join(map(str, SIZES))
-    server = GpuServer(model, folder, no_prefill_graph() if mode.startswith("none") else [], env)
+    server = GpuServer(model, folder, [] if "piecewise" in plugins else no_prefill_graph(), env)
     try:
         with server:
             print(f"{mode}: ready after {server.ready_after:.0f} s", flush=True)
@@ -332,17 +333,27 @@ def tables(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, bool]:
     return "\n".join(lines), right
 
 
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """The option --modes, as a list."""
+
+    def modes(text: str) -> list[str]:
+        found = text.split(",")
+        if found[0] != "none" or not set(found) <= set(MODES):
+            raise argparse.ArgumentTypeError(f"{text}: begin with none, and choose from {', '.join(MODES)}")
+        return found
+
+    parser.add_argument(
+        "--modes", type=modes, default="none,breakable,compile", help=f"some of {','.join(MODES)}; none comes first"
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for logs, reports and prefill.json")
-    parser.add_argument(
-        "--modes", default="none,breakable,compile", help=f"some of {','.join(MODES)}; none comes first"
-    )
+    add_modes(parser)
     parser.add_argument("--times", type=int, default=30, help="prefills to time for each size")
     options = parser.parse_args()
-    modes = options.modes.split(",")
-    if modes[0] != "none" or not set(modes) <= set(MODES):
-        parser.error(f"--modes {options.modes}: begin with none, and choose from {', '.join(MODES)}")
+    modes: list[str] = options.modes
     import torch
 
     options.out.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu.prefill_server import find_versions, prompt, write_model, write_plugins
-from tests.gpu.side_by_side import FORWARD_TIMES, HELD_EXPERTS, Run, ready, rows
-from tests.support.server import ServerError
+from tests.gpu.prefill_server import find_versions
+from tests.gpu.side_by_side import Run, one_token, rows, start_and_ask
 
 MODULE = "fp4_quantization"
 COMMAND = "import sys; from glm5_plugins.cli import main; sys.exit(main())"
@@ -57,13 +56,10 @@ class Compiler:
 
 def start(run: Run, name: str, plugins: tuple[str, ...], **variables: str) -> list[int] | None:
     """Start a server, ask it, and say what it has reported; None if it does not come up."""
-    try:
-        server = run.server(name, plugins, variables, until=run.limit - 10, caches="caches", graph=False)
-        with ready(run, server, name):
-            tokens: list[int] = server.ask([prompt(64, 0)])[0]["tokens"]
-    except (ServerError, OSError):
+    asked = start_and_ask(run, name, plugins, variables, one_token, until=run.limit - 10, caches="caches")
+    if asked is None:
         return None
-    server.stop(grace=5)
+    server, tokens = asked
     run.say("served", server=name, seconds=server.ready_after, tokens=tokens, said=rows(server))
     return tokens
 
@@ -74,11 +70,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, required=True, help="folder for the model, caches, logs and reports")
     parser.add_argument("--limit", type=float, default=400, help="seconds after which the run ends")
     options = parser.parse_args()
-    for folder in (options.out, options.work):
-        folder.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out, options.work, options.limit, None, ["none"], (), {})
-    run.model = write_model(run.work / "model")
-    run.site = write_plugins(run.work / "site", forward_times=FORWARD_TIMES, held_experts=HELD_EXPERTS)
+    run = Run(options.out, options.work, options.limit, None, (), {})
     run.say("begin", versions=find_versions())
     folder, compiler = run.work / "modules", Compiler(run.work)
     asks = {"FLASHINFER_NVCC": str(compiler.path)}

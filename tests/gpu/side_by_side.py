@@ -35,17 +35,18 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.gpu.prefill_server import (
     MODES,
     SIZES,
     GpuServer,
+    add_modes,
     differences,
     find_versions,
     first_off,
@@ -58,6 +59,8 @@ from tests.gpu.prefill_server import (
 from tests.support.server import ServerError
 
 ROUNDS_IN_A_PLACE = 5
+
+Answer = TypeVar("Answer")
 
 # What several ranks on one host are started with: nothing that uses NVLink multicast.
 RANKS_ARGS = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
@@ -142,7 +145,6 @@ class Run:
         work: Where servers have their logs, reports and caches.
         limit: Seconds after which the run ends.
         kernels: A folder of kernels that SGLang would otherwise compile when first called; each server gets a copy.
-        modes: Kinds of prefill graph, `none` first.
         server_args: Further arguments of every server.
         server_env: Further variables of every server.
     """
@@ -151,16 +153,21 @@ class Run:
     work: Path
     limit: float
     kernels: Path | None
-    modes: Sequence[str]
     server_args: Sequence[str]
     server_env: Mapping[str, str]
     began: float = field(default_factory=time.monotonic)
-    model: Path = Path()
+    model: Path = field(init=False)
+    site: Path = field(init=False)
     experts: Path | None = None
-    site: Path = Path()
     _writing: threading.Lock = field(default_factory=threading.Lock)
     _live: list[GpuServer] = field(default_factory=list)
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        for folder in (self.out, self.work):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.model = write_model(self.work / "model")
+        self.site = write_plugins(self.work / "site", forward_times=FORWARD_TIMES, held_experts=HELD_EXPERTS)
 
     @property
     def now(self) -> float:
@@ -252,6 +259,34 @@ def ready(run: Run, server: GpuServer, name: str) -> Iterator[GpuServer]:
         raise
 
 
+def start_and_ask(
+    run: Run,
+    name: str,
+    plugins: Sequence[str],
+    variables: Mapping[str, str],
+    ask: Callable[[GpuServer], Answer],
+    *,
+    until: float,
+    caches: str,
+    model: Path | None = None,
+) -> tuple[GpuServer, Answer] | None:
+    """Start a server without a prefill graph, ask it, and end it; None if it does not come up."""
+    try:
+        server = run.server(name, plugins, variables, until=until, caches=caches, graph=False, model=model)
+        with ready(run, server, name):
+            answer = ask(server)
+    except (ServerError, OSError):
+        return None
+    server.stop(grace=5)
+    return server, answer
+
+
+def one_token(server: GpuServer) -> list[int]:
+    """The answer to one prompt: the tokens."""
+    tokens: list[int] = server.ask([prompt(64, 0)])[0]["tokens"]
+    return tokens
+
+
 # --- the start, with and without fp4_warmup ------------------------------------------------------------------
 
 
@@ -269,13 +304,10 @@ def start_once(run: Run, way: str, caches: str, until: float) -> bool:
     """Start one of the two servers, ask it for a token, end it, and say what its log and report say."""
     name = f"{caches}-{way}"
     plugins, variables = STARTS[way]
-    try:
-        server = run.server(name, plugins, variables, until=until, caches=f"caches-{way}", graph=False)
-        with ready(run, server, name):
-            tokens = server.ask([prompt(64, 0)])[0]["tokens"]
-    except (ServerError, OSError):
+    asked = start_and_ask(run, name, plugins, variables, one_token, until=until, caches=f"caches-{way}")
+    if asked is None:
         return False
-    server.stop(grace=5)
+    server, tokens = asked
     run.say("start", server=name, seconds=server.ready_after, tokens=tokens, **log_times(server), said=rows(server))
     return True
 
@@ -307,22 +339,18 @@ def rows(server: GpuServer) -> list[str]:
 
 def mixture(run: Run, name: str, until: float) -> bool:
     """Start one of the two servers, ask it everything, end it, and say which experts each rank held."""
-    try:
-        server = run.server(
-            name, EXPERTS[name], {}, until=until, caches=f"caches-{name}", graph=False, model=run.experts
-        )
-        with ready(run, server, name):
-            answers = list(itertools.takewhile(lambda _: run.now < until, question(server)))
-    except (ServerError, OSError):
+
+    def everything(server: GpuServer) -> list[dict[str, Any]]:
+        return list(itertools.takewhile(lambda _: run.now < until, question(server)))
+
+    caches = f"caches-{name}"
+    asked = start_and_ask(run, name, EXPERTS[name], {}, everything, until=until, caches=caches, model=run.experts)
+    if asked is None:
         return False
-    server.stop(grace=5)
+    server, answers = asked
     held = [json.loads(file.read_text()) for file in sorted(server.log.parent.glob("forwards.jsonl.rank*"))]
-    log = [
-        line[-300:]
-        for line in server.log_text().splitlines()
-        if "ep_size" in line or "EP rank" in line or " EP" in line
-    ]
-    run.say("experts", server=name, held=held, said=rows(server), log=log[:6], answers=answers)
+    ranks = sorted(set(re.findall(r" (TP\d+(?: EP\d+)?)\]", server.log_text())))
+    run.say("experts", server=name, held=held, said=rows(server), ranks=ranks, answers=answers)
     return True
 
 
@@ -342,7 +370,7 @@ def bring_up(run: Run, mode: str, until: float) -> GpuServer | None:
                 {**variables, **further},
                 until=until,
                 caches="caches-prefill",
-                graph=not mode.startswith("none"),
+                graph="piecewise" in plugins,
             )
             with ready(run, server, name):
                 run.say("report", server=name, **log_times(server), said=rows(server))
@@ -480,7 +508,7 @@ def tables(results: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
             f"| {mode} | {len(wrong)} of {both} | {len(captured)} | {off:.3g} | {first_off(reference, ours):.3g} | "
             f"{against_itself(ours)} |"
         )
-        # Between ranks SGLang's decoding is not repeatable: there the first token, which prefill makes, must be right.
+        # With several ranks SGLang's later tokens may differ from run to run; the first, which is prefill's, may not.
         right = right and (not captured if results[0]["ranks"] == 1 else not first_off(reference, ours))
     mixtures = {row["server"]: row for row in results if row["what"] == "experts"}
     if len(mixtures) == 2:
@@ -528,28 +556,20 @@ def main() -> int:
     parser.add_argument(
         "--kernels", type=Path, help="folder of kernels that SGLang has compiled before, for each server"
     )
-    parser.add_argument(
-        "--modes", default="none,breakable,compile", help=f"some of {','.join(MODES)}; none comes first"
-    )
+    add_modes(parser)
     parser.add_argument("--ranks", type=int, default=1, help="GPUs of each server")
     parser.add_argument("--experts", type=int, default=0, help="experts of the two servers with and without ep")
     parser.add_argument("--no-starts", action="store_true", help="leave out the pairs with and without fp4_warmup")
     parser.add_argument("--server-args", type=shlex.split, default=[], help="for every server; a CPU in a rehearsal")
     parser.add_argument("--server-env", action="append", default=[], metavar="NAME=VALUE", help="for every server")
     options = parser.parse_args()
-    modes = options.modes.split(",")
-    if modes[0] != "none" or not set(modes) <= set(MODES):
-        parser.error(f"--modes {options.modes}: begin with none, and choose from {', '.join(MODES)}")
+    modes: list[str] = options.modes
     variables = dict(one.split("=", 1) for one in options.server_env)
     arguments = [*options.server_args]
     if options.ranks > 1:
         arguments += ["--tp-size", str(options.ranks), *RANKS_ARGS]
-    for folder in (options.out, options.work):
-        folder.mkdir(parents=True, exist_ok=True)
-    run = Run(options.out, options.work, options.limit, options.kernels, modes, arguments, variables)
-    run.model = write_model(run.work / "model")
+    run = Run(options.out, options.work, options.limit, options.kernels, arguments, variables)
     run.experts = write_model(run.work / "experts", options.experts) if options.experts else None
-    run.site = write_plugins(run.work / "site", forward_times=FORWARD_TIMES, held_experts=HELD_EXPERTS)
     run.say("begin", versions=find_versions(), modes=modes, ranks=options.ranks)
     until = run.limit - TIMING_S - 15
     pool = ThreadPoolExecutor()

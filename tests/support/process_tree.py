@@ -21,20 +21,24 @@ class Process:
     @property
     def alive(self) -> bool:
         """Whether it still runs; a zombie doesn't."""
-        found = _stat(self.pid)
-        return found is not None and found.started == self.started and found.state != "Z"
+        found = self._stat()
+        return found is not None and found.state != "Z"
 
     @property
     def cpu_seconds(self) -> float:
         """The processor time that it has used, 0 once it is gone."""
-        found = _stat(self.pid)
-        return found.cpu_ticks / os.sysconf("SC_CLK_TCK") if found is not None and found.started == self.started else 0
+        found = self._stat()
+        return found.cpu_ticks / os.sysconf("SC_CLK_TCK") if found is not None else 0
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the process ended and its pid may be somebody else's."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def _stat(self) -> _Stat | None:
+        found = _stat(self.pid)
+        return found if found is not None and found.started == self.started else None
 
 
 def tree(root: int) -> list[Process]:
