@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -203,6 +204,8 @@ def _not_compared(group: Group, time_up_after: float | None, account: str) -> No
             "Set the same GLM5_* variables and install the same packages on every node; look in the log of the rank "
             "that is missing. GLM5_AGREEMENT=off on every rank starts without comparing.",
         )
+    # Torch says "in 600000 ms" of a barrier that a lost rank ended at once: the time it allowed, not the time it took.
+    account = re.sub(r" in \d+ ms$", "", account)
     return NotInForce(
         f"Rank {group.rank} of {group.size} could not compare its plugins with those of the other ranks: {account}.",
         "Look in the logs of the other ranks for what ended them. GLM5_AGREEMENT=off on every rank starts without "

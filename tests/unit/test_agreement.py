@@ -108,6 +108,7 @@ def test_one_rank_has_nobody_to_differ_from(group):
 
 RANK = """
 import json, os, sys, time
+from pathlib import Path
 rank, size, store, timeout = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 changed, act = json.loads(sys.argv[5]), sys.argv[6]
 if act == "without NumPy": sys.modules["numpy"] = None
@@ -116,6 +117,9 @@ from glm5_plugins import agreement
 from glm5_plugins.errors import NotInForce, stop
 distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=size)
 group = distributed.new_group(list(range(size)), backend="gloo")
+# A rank that ends at once must not take the group from another that has not connected to all ranks yet.
+Path(f"{store}.{rank}").touch()
+while not all(Path(f"{store}.{other}").exists() for other in range(size)): time.sleep(0.01)
 agreement.TIMEOUT_S = timeout
 agreement.exchange.__defaults__ = (timeout,)
 if act == "die": os._exit(9)
@@ -242,8 +246,26 @@ def test_a_rank_that_is_killed_stops_the_others_and_nobody_speaks_of_a_time_out(
     first, _ = ranks(tmp_path, "compare", "die", timeout=200.0)
     assert time.monotonic() - began < 180
     assert first[0] == 1
-    assert "Rank 0 of 2 could not compare its plugins with those of the other ranks: " in first[2]
-    assert "not all came" not in first[2]
+    (line,) = [line for line in first[2].splitlines() if line.startswith("glm5-plugins: ")]
+    assert "Rank 0 of 2 could not compare its plugins with those of the other ranks: " in line
+    assert "not all came" not in line
+    assert "200000 ms" not in line
+
+
+@needs_torch
+def test_the_time_that_torch_allowed_is_not_told_where_a_rank_was_lost_before_it_was_up(monkeypatch):
+    from torch import distributed
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 600000 ms")
+
+    monkeypatch.setattr(distributed, "monitored_barrier", fail)
+    with pytest.raises(NotInForce) as caught:
+        exchange(Group(0, 2, None), member(0))
+    assert "of the other ranks: [Rank 0]: Ranks 1 failed to pass monitoredBarrier." in str(caught.value)
+    with pytest.raises(NotInForce) as caught:
+        exchange(Group(0, 2, None), member(0), timeout_s=0.0)
+    assert "within 0 s: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 600000 ms." in str(caught.value)
 
 
 @needs_torch
