@@ -17,10 +17,16 @@ from pydantic import field_validator
 from pydantic_settings import NoDecode
 
 from glm5_plugins import Environment, Outcome, Patch, PluginSettings, hookimpl
-from glm5_plugins.probes import SourceSays
+from glm5_plugins.probes import AnyOf, SourceSays
 from glm5_plugins.rules import Choice, Does, Launch, Rule, decide
 
-_ASKED = "sglang.srt.model_executor.model_runner:ModelRunner._should_run_flashinfer_autotune"
+_EXECUTOR = "sglang.srt.model_executor"
+_ASKED = f"{_EXECUTOR}.model_runner:ModelRunner._should_run_flashinfer_autotune"
+_ASKED_LATER = (
+    f"{_EXECUTOR}.runner.base_runner:BaseRunner._should_run_flashinfer_autotune",  # 0.5.14
+    f"{_EXECUTOR}.runner.flashinfer_autotune:should_run_flashinfer_autotune",  # from 0.5.15
+)
+_TUNES = "SGLang tunes flashinfer_cutlass by itself"
 TUNER = "sglang/srt/model_executor/model_runner.py, _should_run_flashinfer_autotune"
 
 
@@ -78,7 +84,7 @@ def _rules(options: Options) -> tuple[Rule, ...]:
             source=TUNER,
         ),
         Rule(Does.ADD, "flashinfer_cutlass is tuned too", sglang="<0.5.13", source=TUNER),
-        Rule(Does.NOT_NEEDED, "SGLang tunes flashinfer_cutlass by itself from 0.5.13", source=TUNER),
+        Rule(Does.NOT_NEEDED, f"{_TUNES} from 0.5.13", source=TUNER),
     )
 
 
@@ -111,8 +117,8 @@ def glm5_patches() -> Iterator[Patch]:
         using=_also_cutlass,
         reason="the CUTLASS MoE runner is autotuned like FlashInfer's other runners",
         requires="sglang>=0.5.8,<0.5.13",
-        ends="SGLang tunes flashinfer_cutlass by itself from 0.5.13",
-        outside=SourceSays(_ASKED, "'flashinfer_cutlass'", "SGLang tunes flashinfer_cutlass by itself"),
+        ends=f"{_TUNES} from 0.5.13",
+        outside=AnyOf(tuple(SourceSays(where, "'flashinfer_cutlass'", _TUNES) for where in (_ASKED, *_ASKED_LATER))),
         unless=_switched_off,
         upstream=TUNER,
         fate="delete when the oldest supported SGLang is 0.5.13",

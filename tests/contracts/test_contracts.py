@@ -36,6 +36,7 @@ def test_a_build_from_source_is_judged_as_its_release(sglang_env: Environment) -
         assert [(row.target, row.verdict == "ready") for row in unknown.patches] == [
             (row.target, row.verdict == "ready") for row in known.patches
         ]
+        assert (name, unknown.in_force, unknown.stops_a_launch) == (name, known.in_force, known.stops_a_launch)
 
 
 def test_every_patch_keeps_copies_that_exist_in_some_release() -> None:
