@@ -80,6 +80,8 @@ def glm5_patches(env: Environment) -> Iterator[Patch]:
             ends=raw.ends,
             outside=raw.outside,
             unless=raw.not_needed,
+            needs=raw.parameters[:1],
+            knows=raw.parameters,
             keep=raw.keep,
             counter=_REPLACEMENTS[raw.function].fired,
             upstream=UPSTREAM,

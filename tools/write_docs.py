@@ -88,6 +88,7 @@ def _ledger_entry(patch: Patch) -> str:
         ("what ends them", patch.ends),
         ("seen in the source by", str(patch.outside) if patch.outside is not None else ""),
         ("relies on", ", ".join(f"`{name}`" for name in patch.needs)),
+        ("knows only", ", ".join(f"`{name}`" for name in patch.knows)),
         ("never rebinds", ", ".join(f"`{name}`" for name in patch.keep)),
         ("not needed where", _first_line(patch.unless)),
         ("refused where", _first_line(patch.refuse)),
@@ -204,20 +205,23 @@ def _general(reason: str, env: Environment) -> str:
 
 def flashinfer_table() -> str:
     """Which FlashInfer has the functions that plugins change, with the parameters they rely on."""
-    wanted: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    wanted: dict[str, list[tuple[str, Patch]]] = {}
     for name in BUNDLED:
         for patch in _declared(name):
             if patch.module.partition(".")[0] == "flashinfer":
-                wanted.setdefault((patch.target, tuple(patch.needs)), []).append(f"`{name}`")
+                wanted.setdefault(patch.target, []).append((f"`{name}`", patch))
     verdicts = []
     for release in wheels.cached("flashinfer-python"):
-        cells = ["missing" if source.lacks(*key, [release.root]) else "there" for key in wanted]
+        cells = [
+            "missing" if any(source.lacks(p.target, p.needs, [release.root], p.knows) for _, p in patches) else "there"
+            for patches in wanted.values()
+        ]
         verdicts.append((tuple(cells), release.version))
     rows = [
         (_range([version for _, version in group]), *cells)
         for cells, group in groupby(verdicts, key=lambda one: one[0])
     ]
-    heads = [f"`{target}` ({', '.join(dict.fromkeys(names))})" for (target, _), names in wanted.items()]
+    heads = [f"`{target}` ({', '.join(dict.fromkeys(name for name, _ in of))})" for target, of in wanted.items()]
     return _table(("FlashInfer", *heads), rows)
 
 

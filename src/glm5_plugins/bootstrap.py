@@ -481,4 +481,4 @@ def _lacking(patch: Patch) -> str | None:
     """What the installed source lacks of a patch's target; nothing of it is imported."""
     from glm5_plugins import source
 
-    return source.lacks(patch.target, patch.needs)
+    return source.lacks(patch.target, patch.needs, knows=patch.knows)

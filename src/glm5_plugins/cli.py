@@ -179,6 +179,7 @@ def _explain(arguments: argparse.Namespace) -> int:
                 ("versions", ", ".join(patch.requires) or "all"),
                 ("what ends it", patch.ends),
                 ("relies on", ", ".join(patch.needs)),
+                ("knows only", ", ".join(patch.knows)),
                 ("upstream", patch.upstream),
                 ("fate", patch.fate),
             ]

@@ -30,6 +30,7 @@ class Contract:
     windows: tuple[Window, ...]
     outside: Probe | None = None
     unless: Probe | None = None
+    knows: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -67,7 +68,9 @@ def contracts(env: Environment, plugins: Iterable[str] = BUNDLED) -> list[Contra
 
 def of_patch(owner: str, patch: Patch) -> Contract:
     """The contract that a patch is."""
-    return Contract(owner, patch.target, tuple(patch.needs), patch.windows, patch.outside, patch.unless)
+    return Contract(
+        owner, patch.target, tuple(patch.needs), patch.windows, patch.outside, patch.unless, tuple(patch.knows)
+    )
 
 
 def patches(name: str, env: Environment) -> list[Patch]:
@@ -98,26 +101,26 @@ def check(every: Sequence[Contract], env: Environment) -> Iterator[Breach]:
     """
     about = [contract for contract in every if env.version_text(contract.distribution) is not None]
     lacking = {
-        (target, needs): _lacking(target, needs, env)
-        for target, needs in dict.fromkeys((contract.target, contract.needs) for contract in about)
+        key: _lacking(*key, env)
+        for key in dict.fromkeys((contract.target, contract.needs, contract.knows) for contract in about)
     }
     used = _used(about, env)
     for contract in about:
         places = {window: env.place(window) for window in contract.windows}
         judged = {window: place for window, place in places.items() if place is not Place.ABSENT}
-        problem = _problem(contract, env, judged, lacking[contract.target, contract.needs], used)
+        problem = _problem(contract, env, judged, lacking[contract.target, contract.needs, contract.knows], used)
         if problem is not None:
             names = dict.fromkeys([contract.distribution, *(window.requirement.name for window in judged)])
             yield Breach(contract, ", ".join(f"{name} {env.version_text(name)}" for name in names), problem)
 
 
-def _lacking(target: str, needs: Sequence[str], env: Environment) -> str | None:
+def _lacking(target: str, needs: Sequence[str], knows: Sequence[str], env: Environment) -> str | None:
     """What the source does not show; at run time, where only the import can tell, a target gets the benefit of it."""
     try:
         source.find(target, env.roots)
     except source.Missing as missing:
         return str(missing)
-    return source.lacks(target, needs, env.roots)
+    return source.lacks(target, needs, env.roots, knows)
 
 
 def _used(about: Iterable[Contract], env: Environment) -> set[Contract]:

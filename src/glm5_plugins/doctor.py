@@ -80,6 +80,7 @@ class PatchRow:
     requires: tuple[str, ...]
     ends: str
     needs: tuple[str, ...]
+    knows: tuple[str, ...]
     upstream: str
     fate: str
 
@@ -273,7 +274,7 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
         verdict, reason = Verdict.FAILED, f"its probe raised {type(error).__name__}: {error}"
     at = ""
     if verdict is Verdict.WAITING:
-        lacking = source.lacks(patch.target, patch.needs, env.roots)
+        lacking = source.lacks(patch.target, patch.needs, env.roots, patch.knows)
         standing, reason = "ready", "its target is there"
         if lacking is not None:
             standing, reason = "drifted", lacking + _moved(patch, env)
@@ -294,6 +295,7 @@ def _examine_patch(patch: Patch, env: Environment) -> PatchRow:
         tuple(str(window) for window in patch.windows),
         patch.ends,
         tuple(patch.needs),
+        tuple(patch.knows),
         patch.upstream,
         patch.fate,
     )

@@ -88,6 +88,7 @@ class Patch:
             where a version cannot be placed (builds from source, forks), and the contract tests hold it to the
             windows in every release.
         needs: Names of parameters that the target must have.
+        knows: Names of all parameters that the target may have, for a `using` that must carry each; () for any.
         unless: Asked before applying; returns why the patch is not needed here, or None.
         refuse: Asked before applying; returns why the patch must not be applied here, or None.
         keep: Module attributes, as `module:attribute`, that hold the old object on purpose. A module imported
@@ -110,6 +111,7 @@ class Patch:
     ends: str = ""
     outside: Probe | None = None
     needs: Sequence[str] = ()
+    knows: Sequence[str] = ()
     unless: Probe | None = None
     refuse: Probe | None = None
     keep: Sequence[str] = ()
@@ -271,6 +273,17 @@ def missing_parameters(function: Any, needs: Sequence[str]) -> list[str]:
     return [name for name in needs if name not in parameters]
 
 
+def unknown_parameters(function: Any, knows: Sequence[str]) -> list[str]:
+    """Return the names that `function` takes and are not in `knows`; none where that is empty."""
+    if not knows:
+        return []
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    return [name for name in parameters if name not in knows]
+
+
 class Registry:
     """The patches of one process: `add` them, `verify` what was applied, `expire` what never ran, `restore`.
 
@@ -365,6 +378,9 @@ class Registry:
             lacking = missing_parameters(old, patch.needs)
             if lacking:
                 raise Drift(f"{patch.target} no longer takes {', '.join(map(repr, lacking))}")
+            unknown = unknown_parameters(old, patch.knows)
+            if unknown:
+                raise Drift(f"{patch.target} takes {', '.join(map(repr, unknown))}, which this plugin does not know")
             new = made = patch.using(old) if patch.kind is Kind.WRAP else patch.using
             if patch.counter is None and inspect.isroutine(old):
                 record.calls = Calls()

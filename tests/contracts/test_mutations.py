@@ -39,7 +39,13 @@ def mutations() -> Iterator[Mutation]:
     newest = {(one.owner, one.target, one.windows): (one, env) for env in ENVIRONMENTS for one in in_force(env)}
     for contract, env in newest.values():
         yield from (Mutation(contract, env, how) for how in ("removed", "renamed", "moved"))
-        yield from (Mutation(contract, env, "parameter", name) for name in contract.needs)
+        names = dict.fromkeys((*contract.needs, *contract.knows))
+        yield from (Mutation(contract, env, "parameter", name) for name in names if takes(contract, env, name))
+
+
+def takes(contract: Contract, env: Environment, name: str) -> bool:
+    """Whether a target has a parameter in a release; it need not have all that are known."""
+    return source.find(contract.target, env.roots).parameter(name) is not None
 
 
 def definitions(target: str, env: Environment) -> set[tuple[Path, int]]:
@@ -65,8 +71,10 @@ def test_only_the_contracts_on_the_target_fail(mutation: Mutation, tmp_path: Pat
     assert f"{contract.distribution} {env.version_text(contract.distribution)}" in ours
     if mutation.how == "renamed":
         assert f"{contract.name}_renamed" in ours
-    if mutation.parameter:
-        assert f"does not take `{mutation.parameter}`; did you mean `{mutation.parameter}_renamed`?" in ours
+    if mutation.parameter in contract.needs:
+        assert f"does not take `{mutation.parameter}`; did you mean `" in ours
+    elif mutation.parameter:
+        assert f"takes `{mutation.parameter}_renamed`, which is not known" in ours
 
 
 def touched(mutation: Mutation, places: set[tuple[Path, int]]) -> Iterator[tuple[str, str]]:
@@ -74,7 +82,7 @@ def touched(mutation: Mutation, places: set[tuple[Path, int]]) -> Iterator[tuple
     here = in_force(mutation.env)
     for one in contracts(mutation.env):
         if one in here and definitions(one.target, mutation.env) & places:
-            if not mutation.parameter or mutation.parameter in one.needs:
+            if not mutation.parameter or mutation.parameter in (*one.needs, *one.knows):
                 yield one.owner, one.target
         elif (
             isinstance(one.outside, SourceHas)

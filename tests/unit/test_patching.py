@@ -94,6 +94,7 @@ def test_a_build_that_cannot_be_placed_and_lacks_the_target_is_drift(target):
         ({"target": "pkg_p.target:outer.local"}, Verdict.DRIFTED, "'local' is a local of pkg_p.target.outer()"),
         ({"target": "pkg_p.target:outer.inner"}, Verdict.DRIFTED, "patch pkg_p.target.outer itself"),
         ({"needs": ("fullgraph", "dynamic")}, Verdict.DRIFTED, "no longer takes 'dynamic'"),
+        ({"knows": ("x", "dynamic")}, Verdict.DRIFTED, "takes 'fullgraph', which this plugin does not know"),
         ({"unless": lambda env: "cured upstream"}, Verdict.NOT_NEEDED, "cured upstream"),
         ({"refuse": lambda env: "it corrupts"}, Verdict.FAILED, "refused: it corrupts"),
         ({"requires": "sglang>=0.5.9"}, Verdict.APPLIED, "test"),

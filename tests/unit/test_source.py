@@ -447,6 +447,12 @@ def test_lacks_names_what_a_patch_relies_on(write: Write, tmp_path: Path) -> Non
     assert lacks("m:made", ["anything"], roots) is None
     assert lacks("m:made.x", [], roots) is None
     assert lacks("m:g", ["a", "b"], roots) is None
+    assert lacks("m:f", ["model"], roots, knows=["model", "fullgraph", "dynamic"]) is None
+    assert (
+        lacks("m:f", [], roots, knows=["model"]) == f"`m:f` ({tmp_path}/m.py:1) takes `fullgraph`, which is not known"
+    )
+    assert lacks("m:g", [], roots, knows=["b"]) is None
+    assert lacks("m:made", [], roots, knows=["b"]) is None
     assert lacks("m:gone", [], roots) == f"`m` ({tmp_path}/m.py) has no `gone`"
 
 

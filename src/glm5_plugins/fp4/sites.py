@@ -62,6 +62,8 @@ class Raw:
         requires: the versions in which code that may be traced calls it, as in `Patch.requires`.
         ends: what ended that.
         sites: everywhere it is called, but for the modules in `LOADING`.
+        parameters: those that any FlashInfer version has, the one it always has first; its row in `calls` says what an
+            operator makes of each.
         left: why it is not replaced, where it is not.
         outside: as in `Patch.outside`.
     """
@@ -70,6 +72,7 @@ class Raw:
     requires: tuple[str, ...]
     ends: str
     sites: tuple[Site, ...]
+    parameters: tuple[str, ...]
     left: str = ""
     outside: Probe = NOTHING_COMPILES
 
@@ -130,6 +133,19 @@ RAW = (
             Site(f"{_QUANTIZATION}.fp4_utils", ">=0.5.12", "inside SGLang's own operator"),
             Site("sglang.srt.layers.muse_spark.muse_spark_fp4_moe", ">=0.5.23", _OTHER_MODEL),
         ),
+        (
+            "input",
+            "global_scale",
+            "sf_vec_size",
+            "sf_use_ue8m0",
+            "is_sf_swizzled_layout",
+            "is_sf_8x4_layout",
+            "is_global_scale_inversed",
+            "enable_pdl",
+            "backend",
+            "batch_invariant",
+            "nvfp4_4over6",
+        ),
         outside=SourceSays(
             "sglang.srt.models.deepseek_v2",
             "from sglang.srt.layers.quantization.fp4_utils import fp4_quantize",
@@ -145,12 +161,14 @@ RAW = (
             Site(f"{_MOE}.token_dispatcher.flashinfer", ">=0.5.9", _ALL_TO_ALL),
             Site(f"{_MOE}.moe_runner.flashinfer_trtllm", ">=0.5.10", "while weights are loaded"),
         ),
+        ("unswizzled_sf", "out"),
     ),
     Raw(
         "nvfp4_kv_quantize",
         ("sglang>=0.5.11,<0.5.22", "flashinfer-python>=0.6.7"),
         _NO_COMPILED_GRAPH,
         (Site(f"{_QUANTIZATION}.kvfp4_tensor", ">=0.5.11", _KV),),
+        ("input", "global_scale"),
         outside=AnyOf(
             (
                 SourceLacks((f"{_QUANTIZATION}.kvfp4_tensor:NVFP4KVQuantizeUtil",), "nothing of this SGLang calls it"),
@@ -163,6 +181,7 @@ RAW = (
         ("sglang>=0.5.8,<0.5.22", "flashinfer-python>=0.6.1"),
         _NO_COMPILED_GRAPH,
         (Site(f"{_MOE}.flashinfer_cutedsl_moe", ">=0.5.8", _INSIDE_MOE),),
+        ("a", "mask", "a_global_sf", "nvfp4_4over6"),
     ),
     Raw(
         "silu_and_mul_scaled_nvfp4_experts_quantize",
@@ -173,6 +192,7 @@ RAW = (
             Site("sglang.srt.models.qwen2_moe", ">=0.5.19", f"{_TRACED}, {_OTHER_MODEL}"),
             Site("sglang.srt.models.qwen3_5", ">=0.5.19", _OTHER_MODEL),
         ),
+        ("a", "mask", "a_global_sf", "nvfp4_4over6"),
     ),
     Raw(
         "nvfp4_quantize",
@@ -182,6 +202,20 @@ RAW = (
             Site(f"{_MOE}.moe_runner.flashinfer_trtllm", ">=0.5.13", _INSIDE_MOE),
             Site(f"{_MOE}.moe_runner.flashinfer_cutedsl", ">=0.5.18", _INSIDE_MOE),
             Site("sglang.srt.layers.muse_spark.muse_spark_fp4_moe", ">=0.5.23", _OTHER_MODEL),
+        ),
+        (
+            "a",
+            "a_global_sf",
+            "sfLayout",
+            "sf_vec_size",
+            "enable_pdl",
+            "backend",
+            "batch_invariant",
+            "do_shuffle",
+            "per_token_activation",
+            "expanded_idx_to_permuted_idx",
+            "out_scale",
+            "nvfp4_4over6",
         ),
         left="SGLang calls it inside its opaque MoE operator only, and per token, with an output more",
     ),

@@ -43,10 +43,18 @@ def find(target: str, roots: Sequence[Path] | None = None) -> Definition:
     return reader.in_module(module, parts, Trail())
 
 
-def lacks(target: str, needs: Sequence[str] = (), roots: Sequence[Path] | None = None) -> str | None:
+def lacks(
+    target: str, needs: Sequence[str] = (), roots: Sequence[Path] | None = None, knows: Sequence[str] = ()
+) -> str | None:
     """Say what the installed source lacks of a target and the parameters it must have; None for nothing.
 
     What only running the code can tell counts as there: this never raises a false alarm.
+
+    Args:
+        target: As in `find`.
+        needs: Names of parameters it must have.
+        roots: As in `find`.
+        knows: Names of all parameters it may have; () for any.
     """
     try:
         found = find(target, roots)
@@ -55,7 +63,10 @@ def lacks(target: str, needs: Sequence[str] = (), roots: Sequence[Path] | None =
     told = [one for one in (found, *found.alternatives) if one.parameters is not None]
     gone = [name for name in needs if told and not any(one.parameter(name) for one in told)]
     if not gone:
-        return None
+        strange = [[p.name for p in one.parameters or () if p.name not in knows] for one in told] if knows else []
+        if not strange or not all(strange):
+            return None
+        return f"`{found.target}` ({found}) takes {', '.join(f'`{name}`' for name in strange[0])}, which is not known"
     names = ", ".join(f"`{name}`" for name in gone)
     near = close(gone[0], [p.name for one in told for p in one.parameters or ()])
     hint = f"; did you mean `{near[0]}`?" if near else ""

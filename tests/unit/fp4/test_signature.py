@@ -5,9 +5,10 @@ import inspect
 import pytest
 import torch
 
-from glm5_plugins.fp4.calls import NVFP4_QUANTIZE
+from glm5_plugins.fp4.calls import CALLS, NVFP4_QUANTIZE
 from glm5_plugins.fp4.layouts import LAYOUT_RULES
 from glm5_plugins.fp4.operator import SignatureMismatch
+from glm5_plugins.fp4.sites import RAW
 from tests.unit.fp4 import upstream
 
 HEAD = (
@@ -92,3 +93,9 @@ def test_replacement_takes_positions_and_keywords_alike(new_operator):
     by_position = operator.replacement(values, scale, 16, False, False)
     by_keyword = operator.replacement(global_scale=scale, input=values, is_sf_swizzled_layout=False)
     assert all(torch.equal(left, right) for left, right in zip(by_position, by_keyword, strict=True))
+
+
+def test_the_table_of_sites_names_the_parameters_that_operators_know():
+    of = {call.name: [*call.parameters, *call.refused] for call in CALLS}
+    assert {raw.function: sorted(raw.parameters) for raw in RAW} == {name: sorted(known) for name, known in of.items()}
+    assert {raw.function: raw.parameters[0] for raw in RAW} == {name: known[0] for name, known in of.items()}
