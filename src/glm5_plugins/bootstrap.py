@@ -64,10 +64,13 @@ def start(way: str) -> Layer:
 
 
 def check_variables(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse `GLM5_*` variables that nothing reads.
+    """Refuse `GLM5_*` variables that nothing reads, and options whose value does not fit, of whichever plugin.
+
+    Args:
+        environ: Variables that stand in for those of this process; their values are not looked at.
 
     Raises:
-        ConfigurationError: A variable is unknown; the text suggests the nearest one.
+        ConfigurationError: A variable is unknown, and the text suggests the nearest one; or its value does not fit.
     """
     known = set(variables_of(HostSettings))
     for variable in layer_variables(environ):
@@ -80,6 +83,9 @@ def check_variables(environ: Mapping[str, str] | None = None) -> None:
             choices |= set(variables_of(options)) if options is not None else set()
         if variable not in choices:
             raise ConfigurationError(f"{variable} is not a variable of glm5-plugins.", did_you_mean(variable, choices))
+        for owner in owners if environ is None else ():
+            if (options := PluginManager.find(owner).options) is not None:
+                read(options)
 
 
 class Layer:
@@ -136,7 +142,10 @@ class Layer:
     def apply(self) -> None:
         """Put the seams and the patches in."""
         self._note_filter()
-        for seam in seams.here(self.env):
+        found = list(seams.here(self.env))
+        if not found and (sglang := self.env.version_text("sglang")) is not None:
+            self._refuse("The layer itself", seams.NOT_MADE_FOR.format(sglang))
+        for seam in found:
             self.seams.add("glm5-plugins", seam.patch(self))
         for plugin, patch in self.manager.patches(self.env):
             if any(record.plugin == plugin.name and record.verdict.bad for record in self.registry):

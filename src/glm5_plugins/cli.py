@@ -120,9 +120,9 @@ def _list(arguments: argparse.Namespace) -> int:
     from glm5_plugins.environment import Environment
     from glm5_plugins.manager import PluginManager
 
-    env, requested = Environment(), doctor.requested()
+    env, (requested, findings) = Environment(), doctor.wanted()
     rows = [doctor.examine_plugin(name, env, requested) for name in PluginManager.known()]
-    bad = any(row.requested and row.stops_a_launch for row in rows)
+    bad = bool(findings) or any(row.requested and row.stops_a_launch for row in rows)
     if arguments.json:
         keys = ("name", "origin", "requested", "verdict", "reason", "summary")
         return _print_json([{key: getattr(row, key) for key in keys} for row in rows], bad)
@@ -132,6 +132,7 @@ def _list(arguments: argparse.Namespace) -> int:
     )
     if requested:
         print("\n* requested in GLM5_PLUGINS")
+    _print_findings(findings)
     return NOT_IN_FORCE if bad else FINE
 
 
@@ -299,7 +300,8 @@ def _env(arguments: argparse.Namespace) -> int:
     from glm5_plugins import doctor
 
     options = doctor.all_options()
-    findings = [*doctor.unknown_variables(), *doctor.bad_values()]
+    findings = [*doctor.wanted()[1], *doctor.unknown_variables(), *doctor.bad_values(), *doctor.misspelled_case()]
+    findings = list(dict.fromkeys(findings))
     if arguments.json:
         document = {
             "variables": [dataclasses.asdict(option) for option in options],
@@ -351,12 +353,15 @@ def _drift(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
     from glm5_plugins import doctor, drift
+    from glm5_plugins.errors import ConfigurationError
     from glm5_plugins.manager import PluginManager
 
     if arguments.sglang is None and arguments.flashinfer is None:
         raise UsageError("drift needs a version to judge.", "Give --sglang VERSION, --flashinfer VERSION or both.")
-    requested = doctor.requested()
-    names = [name for name in requested or PluginManager.known() if name in PluginManager.known()]
+    requested, findings = doctor.wanted()
+    if wrong := next(iter(findings), None):
+        raise ConfigurationError(wrong.what, wrong.mend)
+    names = requested or PluginManager.known()
     with tempfile.TemporaryDirectory() as folder:
         scratch, download = Path(folder), arguments.download
         old = drift.installed() if arguments.old is None else drift.surroundings(arguments.old, None, scratch, download)
@@ -387,9 +392,8 @@ def _drift(arguments: argparse.Namespace) -> int:
 def _about_upgrade(found: Any) -> str:
     if found.layer:
         return "this SGLang is not one that the layer is made for."
-    wanting = [one.name for one in found.changes if one.lost or (one.requested and not one.in_force)]
-    if wanting:
-        return f"{', '.join(wanting)} would not be in force."
+    if worse := [one.name for one in found.changes if one.worse]:
+        return f"{', '.join(worse)} would not be in force."
     return "whatever is in force now, and every plugin requested, is in force or not needed then."
 
 

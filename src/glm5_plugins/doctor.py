@@ -31,6 +31,7 @@ from glm5_plugins.findings import Finding
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
 from glm5_plugins.patching import Kind, Patch, Registry, Verdict
 from glm5_plugins.settings.model import (
+    PREFIX,
     HostSettings,
     from_profile,
     layer_variables,
@@ -174,6 +175,7 @@ def examine(environment: Environment | None = None) -> Diagnosis:
     wanted = _wanted(findings)
     findings += unknown_variables()
     findings += bad_values()
+    findings += misspelled_case()
     rows = tuple(examine_plugin(name, env, wanted) for name in wanted if name in PluginManager.known())
     findings += _unfit(rows, wanted)
     findings += _rivals(rows)
@@ -344,7 +346,13 @@ def _level(stops_a_launch: bool) -> Literal["error", "warning"]:
 
 def requested() -> tuple[str, ...]:
     """The names in `GLM5_PLUGINS`, known or not."""
-    return _wanted([])
+    return wanted()[0]
+
+
+def wanted() -> tuple[tuple[str, ...], list[Finding]]:
+    """The names in `GLM5_PLUGINS`, known or not, and what is wrong with them or the profile."""
+    findings: list[Finding] = []
+    return _wanted(findings), findings
 
 
 def _wanted(findings: list[Finding]) -> tuple[str, ...]:
@@ -365,13 +373,16 @@ def _wanted(findings: list[Finding]) -> tuple[str, ...]:
 
 def _take_profile() -> list[Finding]:
     """Read settings from the profile too, where one is asked for and can be read."""
+    from glm5_plugins.bootstrap import check_variables
     from glm5_plugins.settings import profile
 
     take_from_profile({})
     try:
         name = read(HostSettings).profile
         if name:
-            take_from_profile(profile.load(name).defaults)
+            loaded = profile.load(name)
+            check_variables(loaded.options)
+            take_from_profile(loaded.defaults)
     except ConfigurationError as error:
         return [Finding("error", error.what, error.mend)]
     return []
@@ -453,9 +464,9 @@ def unknown_variables() -> list[Finding]:
 
 
 def bad_values() -> list[Finding]:
-    """Variables whose value does not fit; each would stop a launch."""
+    """Variables whose value does not fit; each would stop a launch, also that of a plugin that is not requested."""
     models: list[type[BaseSettings]] = [HostSettings]
-    models += [plugin.options for plugin in _importable() if plugin.options is not None]
+    models += [plugin.options for plugin in _importable() if plugin.options is not None and _is_set(plugin.options)]
     findings = []
     for model in models:
         try:
@@ -463,6 +474,19 @@ def bad_values() -> list[Finding]:
         except ConfigurationError as error:
             findings.append(Finding("error", error.what, error.mend))
     return findings
+
+
+def _is_set(model: type[BaseSettings]) -> bool:
+    return any(name in os.environ or from_profile(name) is not None for name in variables_of(model))
+
+
+def misspelled_case() -> list[Finding]:
+    """Variables that only a capital letter keeps from being read: the layer looks for `GLM5_`."""
+    wrong = [name for name in os.environ if name.upper().startswith(PREFIX) and name != name.upper()]
+    return [
+        Finding("error", f"{name} is not read: environment variables have capital letters.", f"Set {name.upper()}.")
+        for name in sorted(wrong)
+    ]
 
 
 def _importable() -> list[Plugin]:
@@ -551,7 +575,7 @@ def _show_type(annotation: Any) -> str:
 def _entrances(env: Environment) -> tuple[tuple[Way, ...], tuple[Process, ...]]:
     point = _own_entry_point()
     version = env.version_text("sglang")
-    loads = {role: _loads_plugins(module) for role, module in PROCESSES.items()}
+    loads = {role: loads_plugins(role, env) for role in PROCESSES}
     if version is None:
         entry = Way("entry point", False, "SGLang is not installed")
     elif not loads["scheduler"]:
@@ -579,10 +603,11 @@ def _entrances(env: Environment) -> tuple[tuple[Way, ...], tuple[Process, ...]]:
 
 def worth_of_line() -> str:
     """Say which processes of the installed SGLang the `.pth` line is needed for."""
-    version = Environment().version_text("sglang")
+    env = Environment()
+    version = env.version_text("sglang")
     if version is None:
         return "SGLang is not installed here; the line waits for it."
-    missed = [role for role, module in PROCESSES.items() if not _loads_plugins(module)]
+    missed = [role for role in PROCESSES if not loads_plugins(role, env)]
     if not missed:
         return f"It is not needed with SGLang {version}, which loads plugins in every process by itself."
     if "scheduler" in missed:
@@ -598,10 +623,10 @@ def _own_entry_point() -> metadata.EntryPoint | None:
     return None
 
 
-def _loads_plugins(module: str) -> bool:
-    """Whether the installed module calls SGLang's plugin loader; its source knows, for dev builds too."""
+def loads_plugins(role: str, env: Environment) -> bool:
+    """Whether a kind of process, as in `PROCESSES`, calls SGLang's plugin loader, by its source."""
     try:
-        file = source.find(module).file
+        file = source.find(PROCESSES[role], env.roots).file
         return bool(re.search(r"^\s+load_plugins\(\)", file.read_text(encoding="utf-8"), re.M))
     except (source.Missing, OSError, UnicodeDecodeError):
         return False
@@ -625,16 +650,13 @@ def _reached(processes: Sequence[Process], env: Environment) -> list[Finding]:
 
 def _seams(env: Environment) -> list[Finding]:
     """The layer's own hold on SGLang, checked as patches are."""
-    findings = []
-    here = list(seams.here(env))
-    relied_on = [(seam.step, seam.target, seam.needs) for seam in here]
-    relied_on += [("agreement", target, ()) for target in seams.RELIED_ON if here]
-    for step, target, needs in relied_on:
-        lacking = source.lacks(target, needs, env.roots)
-        if lacking is not None:
-            what = f"The layer itself would not be in force ({step}): {lacking}."
-            findings.append(Finding(_level(_is_strict()), what, "This SGLang is not one it is made for; report it."))
-    return findings
+    if env.version_text("sglang") is None:
+        return []
+    mend = "This SGLang is not one it is made for; report it."
+    return [
+        Finding(_level(_is_strict()), f"The layer itself would not be in force ({step}): {why}.", mend)
+        for step, why in seams.missed(env)
+    ]
 
 
 def _is_left_out(env: Environment) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from glm5_plugins import callers, doctor, seams, source, wheels
+from glm5_plugins import callers, doctor, enable, seams, source, wheels
 from glm5_plugins.environment import Environment
 
 # With more uses than this a name says nothing about one function.
@@ -25,7 +25,8 @@ class Change:
         after: Its verdict then.
         reason: Why that.
         in_force: Whether it would do its work then; not being needed is as good.
-        lost: Whether it would not, and does now.
+        worse: Whether it would not though it does now or is requested; having nothing to do there is no worse if it has
+            nothing to do now.
         differences: What is different about the functions it changes.
     """
 
@@ -35,7 +36,7 @@ class Change:
     after: str
     reason: str
     in_force: bool
-    lost: bool
+    worse: bool
     differences: tuple[str, ...]
 
 
@@ -51,8 +52,8 @@ class Drift:
 
     @property
     def safe(self) -> bool:
-        """Whether the layer, every requested plugin, and every one that is in force now would be in force then."""
-        return not self.layer and not any(one.lost or (one.requested and not one.in_force) for one in self.changes)
+        """Whether the layer would be in force then, and nothing is worse."""
+        return not self.layer and not any(one.worse for one in self.changes)
 
 
 def installed() -> Environment | None:
@@ -110,26 +111,34 @@ def compare(before: Environment | None, after: Environment, names: Sequence[str]
                 then.verdict,
                 then.reason,
                 then.in_force,
-                lost=now is not None and now.in_force and not then.in_force,
+                worse=_worse(now, then),
                 differences=tuple(_differences(now, then, before, after)) if now and before else (),
             )
         )
-    return Drift(_versions(before), _versions(after), tuple(changes), tuple(_missed(after)))
+    return Drift(_versions(before), _versions(after), tuple(changes), tuple(_missed(before, after)))
+
+
+def _worse(now: doctor.PluginRow | None, then: doctor.PluginRow) -> bool:
+    if now is not None and now.in_force:
+        return not then.in_force
+    if then.requested:
+        return not then.in_force and then.verdict != "not applicable"
+    return now is None and then.verdict == "drifted"
 
 
 def _versions(env: Environment | None) -> dict[str, str | None]:
     return {name: env.version_text(name) for name in ("sglang", "flashinfer-python")} if env is not None else {}
 
 
-def _missed(env: Environment) -> Iterator[str]:
-    """The lifecycle steps that the layer finds no way around."""
-    here = list(seams.here(env))
-    for step in dict.fromkeys(seam.step for seam in seams.SEAMS):
-        if not any(seam.step == step for seam in here):
-            yield f"{step}: no function is known for it"
-    for seam in here:
-        if (lacking := source.lacks(seam.target, seam.needs, env.roots)) is not None:
-            yield f"{seam.step}: {lacking}"
+def _missed(before: Environment | None, after: Environment) -> Iterator[str]:
+    """The lifecycle steps that the layer finds no way around, and the processes that it no longer gets into."""
+    yield from (f"{step}: {why}" for step, why in seams.missed(after))
+    if before is None or enable.enabled():
+        return
+    for role in ("main", "scheduler"):
+        if doctor.loads_plugins(role, before) and not doctor.loads_plugins(role, after):
+            what = f"SGLang {after.version_text('sglang')} loads no plugins in its {role} process"
+            yield f"the way in: {what}; `glm5-plugins enable` brings the layer there"
 
 
 def _differences(

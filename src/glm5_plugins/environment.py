@@ -76,11 +76,14 @@ class Window:
     def place(self, version: Version) -> Place:
         """Say where `version` stands; local parts (`+cu130`) do not count, pre-releases do.
 
-        A pre-release of a bound may or may not have the change that set the bound: that is unknown.
+        A pre-release of a bound may or may not have the change that set the bound: that is unknown. So it is of
+        `0.5.12.post2.dev70`, 70 commits after 0.5.12.post1 on the way to 0.5.13.
         """
         public = Version(version.public)
         bounds = {part.version for part in self.requirement.specifier}
-        if version.is_prerelease and version.base_version in bounds:
+        *first, last = version.release
+        nearing = {version.base_version, ".".join(map(str, (*first, last + 1))) if version.is_postrelease else ""}
+        if version.is_prerelease and nearing & bounds:
             return Place.UNKNOWN
         if self.requirement.specifier.contains(public, prereleases=True):
             return Place.INSIDE
@@ -123,7 +126,7 @@ class Environment:
     def version(self, distribution: str) -> Version | None:
         """Return the installed version, or None when it is absent or PEP 440 cannot place it.
 
-        A source checkout without tags calls itself `0.0.0.dev1+g…`: that is no version either.
+        A source checkout without tags calls itself `0.0.0.dev1+g…` or `0.1.dev1+g…`: that is no version either.
         """
         text = self.version_text(distribution)
         if text is None:
@@ -132,7 +135,8 @@ class Environment:
             version = Version(text)
         except InvalidVersion:
             return None
-        return None if not any(version.release) else version
+        untagged = not any(version.release) or (version.is_devrelease and version.release == (0, 1))
+        return None if untagged else version
 
     def public_version(self, distribution: str) -> str:
         """Return the version without its local part (`+cu130`), or all of one that cannot be placed, or `absent`."""

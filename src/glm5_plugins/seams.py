@@ -277,6 +277,28 @@ def _in_source(seam: Seam, env: Environment) -> bool:
     return seam.outside is None or seam.outside(env) is None
 
 
+NOT_MADE_FOR = "no function of SGLang {} is known to it; it is made for 0.5.8 and later"
+
+
+def missed(env: Environment) -> Iterator[tuple[str, str]]:
+    """The steps that the layer finds no way around, by what the source of this SGLang has, and why."""
+    from glm5_plugins import source
+
+    found = list(here(env))
+    if not found:
+        yield "every step", NOT_MADE_FOR.format(env.version_text("sglang"))
+        return
+    for step in dict.fromkeys(seam.step for seam in SEAMS):
+        if not any(seam.step == step for seam in found):
+            yield step, "no function of this SGLang is known for it"
+    for seam in found:
+        if (lacking := source.lacks(seam.target, seam.needs, env.roots)) is not None:
+            yield seam.step, lacking
+    for target in RELIED_ON:
+        if (lacking := source.lacks(target, (), env.roots)) is not None:
+            yield "agreement", lacking
+
+
 _PARALLEL = "sglang.srt.distributed.parallel_state"
 
 RELIED_ON: tuple[str, ...] = (f"{_PARALLEL}:get_world_group",)

@@ -143,6 +143,7 @@ def test_sglang_plugins_that_leaves_us_out_is_said_where_we_are_in_all_the_same(
         ({"GLM5_PLUGINS": "no_fulgraph"}, "unknown plugin 'no_fulgraph'", "Did you mean 'no_fullgraph'?"),
         ({"GLM5_PLUGIN": "ep"}, "GLM5_PLUGIN is not a variable", "Did you mean 'GLM5_PLUGINS'?"),
         ({"GLM5_ON_ERROR": "never"}, "GLM5_ON_ERROR='never' is not valid", "Correct the value"),
+        ({"GLM5_FP4_WARMUP_TIMEOUT_S": "abc"}, "GLM5_FP4_WARMUP_TIMEOUT_S='abc' is not valid", "Correct the value"),
     ],
 )
 @pytest.mark.parametrize("argv", [ENTRY_POINT, LAUNCHER], ids=["entry point", "launcher"])
@@ -165,6 +166,15 @@ def glm5_patches():
     yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_weights", lambda old: old, "why")
     yield Patch("sglang.srt.model_executor.model_runner:ModelRunner.load_model", lambda old: old, "why")
 """
+
+
+def test_an_sglang_that_the_layer_is_not_made_for_stops_the_launch(site, launch):
+    folder = site("0.5.9")
+    (metadata,) = folder.glob("sglang-*.dist-info/METADATA")
+    metadata.write_text(metadata.read_text().replace("Version: 0.5.9", "Version: 0.5.7"))
+    done, _ = launch(*LAUNCHER, *SERVER, GLM5_PLUGINS="ep")
+    assert done.returncode == 1
+    assert "no function of SGLang 0.5.7 is known to it; it is made for 0.5.8 and later" in done.stderr
 
 
 def test_a_missing_target_stops_the_main_process_before_any_child(site, launch):

@@ -158,6 +158,19 @@ def test_a_seam_that_is_gone(installation: Installation) -> None:
     assert any("model load" in what and "load_model" in what for what, _ in errors(diagnosis))
 
 
+def test_an_sglang_that_the_layer_is_not_made_for(installation: Installation) -> None:
+    installation.distribution("sglang", "0.5.7", files={"sglang/__init__.py": ""})
+    (error, *_) = errors(installation.json("doctor"))
+    assert "(every step): no function of SGLang 0.5.7 is known to it; it is made for 0.5.8 and later" in error[0]
+
+
+def test_a_step_of_a_development_build_that_no_function_is_known_for(installation: Installation) -> None:
+    files = {"sglang/srt/model_executor/model_runner.py": "class ModelRunner: ...\n"}
+    installation.sglang("0.0.0.dev1+gbfefdc52d", files, like="0.5.11")
+    found = [what for what, _ in errors(installation.json("doctor"))]
+    assert "The layer itself would not be in force (model load): no function of this SGLang is known for it." in found
+
+
 def test_sglang_plugins_leaves_the_layer_out(served: Installation) -> None:
     """Case 11."""
     diagnosis = served.json("doctor", GLM5_PLUGINS="acme", SGLANG_PLUGINS="other")
@@ -183,6 +196,7 @@ def test_sglang_plugins_leaves_the_layer_out(served: Installation) -> None:
             "Did you mean 'GLM5_ACME_TIMEOUT_S'?",
         ),
         ("GLM5_ACME_TIMEOUT_S", "abc", "GLM5_ACME_TIMEOUT_S='abc' is not valid", "unset the variable"),
+        ("glm5_plugins", "acme", "glm5_plugins is not read: environment variables have capital", "Set GLM5_PLUGINS."),
         ("GLM5_ON_ERROR", "loud", "GLM5_ON_ERROR='loud' is not valid", "unset the variable"),
     ],
 )
@@ -192,6 +206,23 @@ def test_wrong_settings_are_named(served: Installation, variable: str, value: st
     assert done.returncode == 1
     found = errors(json.loads(done.stdout))
     assert any(said.startswith(what) and mend in hint for said, hint in found), found
+
+
+def test_wrong_options_of_a_profile_are_named(served: Installation, tmp_path: Path) -> None:
+    profile = tmp_path / "own.toml"
+    head = (
+        'summary = "x"\nsglang = ">=0.5.9"\nhardware = "none"\nsource = ["https://example.org"]\nplugins = ["acme"]\n'
+    )
+    profile.write_text(head + '[options]\nGLM5_ACME_TIMEUOT_S = "1"\n')
+    found = errors(served.json("doctor", GLM5_PROFILE=str(profile)))
+    assert ("GLM5_ACME_TIMEUOT_S is not a variable of glm5-plugins.", "Did you mean 'GLM5_ACME_TIMEOUT_S'?") in found
+
+
+@pytest.mark.parametrize("command", ["list", "env"])
+def test_other_commands_name_wrong_plugins_too(served: Installation, command: str) -> None:
+    done = served.run(command, GLM5_PLUGINS="acem")
+    assert done.returncode == 1
+    assert "GLM5_PLUGINS names an unknown plugin 'acem'." in done.stdout
 
 
 def test_names_are_a_set_in_order(served: Installation) -> None:

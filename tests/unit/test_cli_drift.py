@@ -113,9 +113,48 @@ def test_flashinfer_can_be_judged_alone(installation: Installation, tmp_path: Pa
 def test_without_sglang_there_is_nothing_to_compare_with(tmp_path: Path) -> None:
     bare = Installation(tmp_path / "site", env={"CUDA_VISIBLE_DEVICES": ""})
     bare.distribution("flashinfer-python", "0.6.3", files=FLASHINFER)
-    done = bare.run("drift", "--sglang", wheel(tmp_path, "0.5.12", FILES))
+    path = wheel(tmp_path, "0.5.12", FILES)
+    done = bare.run("drift", "--sglang", path, GLM5_PLUGINS="no_fullgraph")
     assert done.returncode == 0
     assert done.stdout.startswith("sglang 0.5.12\n")
+    done = bare.run("drift", "--sglang", path)  # its source has next to nothing in it
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("Not safe: fp4_custom_op, ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"GLM5_PLUGINS": "no_fulgraph"}, "GLM5_PLUGINS names an unknown plugin 'no_fulgraph'."),
+        ({"GLM5_PROFILE": "nope"}, "GLM5_PROFILE names an unknown profile 'nope'."),
+    ],
+)
+def test_what_does_not_exist_is_not_safe(installation: Installation, tmp_path: Path, variables, said) -> None:
+    done = installation.run("drift", "--sglang", wheel(tmp_path, "0.5.12", FILES), **variables)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+
+
+def test_a_plugin_that_has_nothing_to_do_here_has_nothing_to_lose(installation: Installation, tmp_path: Path) -> None:
+    path = wheel(tmp_path, "0.5.12", FILES)
+    done = installation.run("drift", "--sglang", path, GLM5_PLUGINS="fp4_warmup,no_fullgraph")
+    assert "not applicable" in done.stdout  # there is no GPU
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_sglang_that_loads_no_plugins_is_not_safe(installation: Installation, tmp_path: Path) -> None:
+    path = wheel(tmp_path, "0.5.10", FILES)
+    found = installation.json("drift", "--sglang", path, GLM5_PLUGINS="no_fullgraph")
+    assert not found["safe"]
+    said = "the way in: SGLang 0.5.10 loads no plugins in its {} process; `glm5-plugins enable` brings the layer there"
+    assert found["layer"] == [said.format("main"), said.format("scheduler")]
+
+
+def test_what_the_layer_calls_is_looked_for_too(installation: Installation, tmp_path: Path) -> None:
+    gone = {"sglang/srt/distributed/parallel_state.py": "def get_world_group_(): ...\n"}
+    found = installation.json("drift", "--sglang", wheel(tmp_path, "0.5.12", FILES | gone), GLM5_PLUGINS="no_fullgraph")
+    assert not found["safe"]
+    assert [text for text in found["layer"] if text.startswith("agreement: ") and "get_world_group" in text]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ from glm5_plugins.environment import Environment, Place, Window
         ("0.5.22.dev1+g1234", Place.UNKNOWN),
         ("0.5.22rc1", Place.UNKNOWN),
         ("0.5.15.dev1+g1234", Place.INSIDE),
+        ("0.5.21.post2.dev70+g1234", Place.UNKNOWN),
+        ("0.5.20.post2.dev70+g1234", Place.INSIDE),
         ("0.5.22", Place.ABOVE),
         ("0.5.22+cu130", Place.ABOVE),
         ("1.0", Place.ABOVE),
@@ -39,6 +41,7 @@ def test_a_local_part_does_not_make_a_mismatch():
     [
         (None, Place.ABSENT),
         ("0.0.0.dev1+gbfefdc52d", Place.UNKNOWN),
+        ("0.1.dev1+gbfefdc52d", Place.UNKNOWN),
         ("fork-of-0.5.9", Place.UNKNOWN),
         ("0.5.9", Place.INSIDE),
     ],
