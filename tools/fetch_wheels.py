@@ -22,7 +22,9 @@ def _wanted(versions: list[str]) -> Iterator[tuple[str, str]]:
         return
     for version in versions:
         yield "sglang", version
-        yield "flashinfer-python", wheels.fetch("sglang", version).pins["flashinfer-python"]
+        pinned = wheels.fetch("sglang", version).pins.get("flashinfer-python")
+        if pinned is not None:
+            yield "flashinfer-python", pinned
 
 
 def main(versions: list[str]) -> int:

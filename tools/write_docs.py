@@ -150,8 +150,8 @@ def sglang_environments(devices: int) -> Iterator[Environment]:
     """Each SGLang at hand with the FlashInfer that it asks for."""
     at_hand = {release.version for release in wheels.cached("flashinfer-python")}
     for release in wheels.cached("sglang"):
-        pinned = release.pins["flashinfer-python"]
-        if pinned in at_hand:
+        pinned = release.pins.get("flashinfer-python")
+        if pinned is not None and pinned in at_hand:
             env = wheels.environment(release, wheels.fetch("flashinfer-python", pinned))
             yield machine(env, devices)
 

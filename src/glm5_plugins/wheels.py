@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from glm5_plugins import source
 from glm5_plugins.environment import Environment
@@ -35,6 +35,7 @@ IMPORTED_AS = {"sglang": "sglang", "flashinfer-python": "flashinfer"}
 
 # Any wheel of a version will do, for its source is read, not run: the first that pip finds.
 _PYTHONS = ("3.11", "3.12", "3.13", "3.10")
+_MACHINE = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "extra": ""}
 _PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "any")
 
 
@@ -67,11 +68,12 @@ class Release:
 
     @functools.cached_property
     def pins(self) -> dict[str, str]:
-        """The distributions that it requires in exactly one version."""
+        """The distributions that it requires in exactly one version, on Linux and x86-64."""
         found: dict[str, str] = {}
         for requirement in map(Requirement, self._metadata.requires or ()):
             parts = list(requirement.specifier)
-            if len(parts) == 1 and parts[0].operator == "==" and requirement.marker is None:
+            here = requirement.marker is None or requirement.marker.evaluate(_MACHINE)
+            if len(parts) == 1 and parts[0].operator == "==" and here:
                 found[canonicalize_name(requirement.name)] = parts[0].version
         return found
 
@@ -104,8 +106,9 @@ def cached(distribution: str) -> list[Release]:
     name = canonicalize_name(distribution)
     found = []
     for path in folder().glob(f"{name}-*"):
-        if path.name.removeprefix(f"{name}-")[:1].isdigit():
-            found.append(Release(name, path.name.removeprefix(f"{name}-"), path))
+        version = path.name.removeprefix(f"{name}-")
+        if _parsed(version) is not None:
+            found.append(Release(name, version, path))
     return sorted(found, key=lambda release: release.parsed)
 
 
@@ -133,9 +136,13 @@ def fetch(distribution: str, version: str) -> Release:
 
     Raises:
         NoWheel: The index has no wheel of it.
-        WheelError: pip cannot get it.
+        WheelError: pip cannot get it, it cannot be kept, or that is no version.
     """
     name = canonicalize_name(distribution)
+    parsed = _parsed(version)
+    if parsed is None:
+        raise WheelError(f"{version!r} is no version.", "Give one such as 0.5.22, or the path of a wheel.")
+    version = str(parsed)
     wanted = folder() / f"{name}-{version}"
     if wanted.is_dir():
         return Release(name, version, wanted)
@@ -144,6 +151,8 @@ def fetch(distribution: str, version: str) -> Release:
             done = _pip("download", "--no-deps", "--quiet", "-d", download, *_any_wheel(python), f"{name}=={version}")
             if done.returncode == 0:
                 break
+            if (why := _why_no_pip(done.stderr)) is not None:
+                raise WheelError(f"pip cannot download a wheel of {name} {version}: {why[0]}.", why[1])
         else:
             known = re.search(r"\(from versions: (?!none)", done.stderr) is not None
             raise (NoWheel if known else WheelError)(
@@ -151,7 +160,11 @@ def fetch(distribution: str, version: str) -> Release:
                 f"`pip index versions {name}` lists the versions there are.",
             )
         (wheel,) = Path(download).glob("*.whl")
-        return _keep(wheel, name, version)
+        try:
+            return _keep(wheel, name, version)
+        except OSError as error:
+            what = f"{folder()} cannot be written: {error.strerror}."
+            raise WheelError(what, "Set XDG_CACHE_HOME to a folder that can.") from None
 
 
 def unpack(wheel: Path, into: Path) -> Release:
@@ -214,15 +227,45 @@ def find(distribution: str, wanted: str, scratch: Path, download: bool = False) 
             raise WheelError(f"{wanted} is a wheel of {release.distribution}, not of {name}.", f"Give one of {name}.")
         return release
     here = installed(name)
-    for release in ([] if here is None else [here]) + cached(name):
-        if release.version == wanted:
-            return release
+    at_hand = ([] if here is None else [here]) + cached(name)
+    closest_first: tuple[Callable[[str], object], ...] = (_text, _parsed, _public)
+    for same in closest_first:  # FlashInfer 0.6.18+cu130 is 0.6.18 where nothing is closer
+        for release in at_hand:
+            if (version := same(wanted)) is not None and same(release.version) == version:
+                return release
+    if _parsed(wanted) is None:
+        raise WheelError(f"{wanted!r} is no version.", "Give one such as 0.5.22, or the path of a wheel.")
     if download:
         return fetch(name, wanted)
     raise WheelError(
         f"{name} {wanted} is neither installed here nor in {folder()}.",
         "Add --download to fetch its wheel with pip, or give the path of a wheel in place of the version.",
     )
+
+
+def _text(version: str) -> str:
+    return version
+
+
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return None
+
+
+def _public(version: str) -> str | None:
+    parsed = _parsed(version)
+    return None if parsed is None else parsed.public
+
+
+def _why_no_pip(said: str) -> tuple[str, str] | None:
+    """Why no other wheel would do either, and what to do about it, where pip itself or its index is the trouble."""
+    if "No module named pip" in said:
+        return "this Python has no pip", f"Run `{sys.executable} -m ensurepip`, or give the path of a wheel."
+    if "Retrying (" in said or "connection" in _last_line(said).lower():
+        return "the package index cannot be reached", "Check the network, and pip's index and proxy: `pip config list`."
+    return None
 
 
 def _any_wheel(python: str) -> Iterator[str]:

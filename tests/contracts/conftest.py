@@ -19,7 +19,7 @@ from glm5_plugins.manager import BUNDLED
 def _environments() -> Iterator[Environment]:
     flashinfer = {release.version: release for release in wheels.cached("flashinfer-python")}
     for release in wheels.cached("sglang"):
-        pinned = flashinfer.get(release.pins["flashinfer-python"])
+        pinned = flashinfer.get(release.pins.get("flashinfer-python", ""))
         yield wheels.environment(release, *([pinned] if pinned is not None else []))
     for release in flashinfer.values():
         yield wheels.environment(release)

@@ -23,7 +23,13 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "index"
     for version in ("0.5.7", "0.5.10", "0.5.8", "0.5.99"):
         made = Installation(tmp_path / version)
-        pins = ("flashinfer_python[cu13]==0.6.3", "torch==2.9.1", "numpy>=1", "av==16.1; sys_platform == 'win32'")
+        pins = (
+            "flashinfer_python[cu13]==0.6.3",
+            "torch==2.9.1",
+            "numpy>=1",
+            "av==16.1; sys_platform == 'win32'",
+            "tilelang==0.1.8; platform_machine == 'x86_64'",
+        )
         files = {"sglang/__init__.py": "", "sglang/data.json": "{}", "sglang/deep/module.py": "x = 1"}
         made.distribution("sglang", version, files=files, requires=pins)
         made.wheel("sglang", version, folder)
@@ -70,8 +76,59 @@ def test_what_pip_cannot_fetch_is_an_error_and_leaves_nothing(index: Path, cache
     assert not cache.exists()
 
 
-def test_pins_are_what_is_required_in_one_version_everywhere(index: Path) -> None:
-    assert wheels.fetch("sglang", "0.5.8").pins == {"flashinfer-python": "0.6.3", "torch": "2.9.1"}
+def test_an_index_that_is_out_of_reach_is_said_so_at_once(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(WheelError, match="the package index cannot be reached") as failure:
+        wheels.fetch("sglang", "0.5.10")
+    assert "pip config list" in failure.value.mend
+
+
+def test_a_python_without_pip_is_said_so(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho /x/python: No module named pip >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(wheels.sys, "executable", str(python))
+    with pytest.raises(WheelError, match="this Python has no pip") as failure:
+        wheels.fetch("sglang", "0.5.10")
+    assert f"{python} -m ensurepip" in failure.value.mend
+
+
+def test_a_cache_that_cannot_be_written_is_an_error(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(WheelError, match=r"cannot be written: Not a directory") as failure:
+        wheels.fetch("sglang", "0.5.10")
+    assert "XDG_CACHE_HOME" in failure.value.mend
+
+
+@pytest.mark.parametrize("text", ["0.5.*", "0.5.8,<1", "newest"])
+def test_what_is_no_version_is_refused_and_leaves_nothing(index: Path, tmp_path: Path, cache: Path, text: str) -> None:
+    with pytest.raises(WheelError, match="is no version"):
+        wheels.find("sglang", text, tmp_path, download=True)
+    assert not cache.exists()
+
+
+def test_a_version_is_kept_under_its_own_spelling(index: Path, tmp_path: Path, cache: Path) -> None:
+    assert wheels.fetch("sglang", "v0.5.10").root == cache / "sglang-0.5.10"
+    assert str(wheels.find("sglang", "v0.5.10", tmp_path)) == "sglang 0.5.10"
+    (cache / "sglang-0.5.*").mkdir()  # of an earlier version of this project
+    assert [str(release) for release in wheels.cached("sglang")] == ["sglang 0.5.10"]
+
+
+def test_a_local_version_is_found_by_its_public_one(index: Path, tmp_path: Path, cache: Path) -> None:
+    (cache / "flashinfer-python-0.6.18+cu130").mkdir(parents=True)
+    assert str(wheels.find("flashinfer-python", "0.6.18", tmp_path)) == "flashinfer-python 0.6.18+cu130"
+
+
+def test_pins_are_what_a_server_requires_in_one_version(index: Path) -> None:
+    pins = wheels.fetch("sglang", "0.5.8").pins
+    assert pins == {"flashinfer-python": "0.6.3", "torch": "2.9.1", "tilelang": "0.1.8"}
 
 
 def test_cached_releases_are_in_order(index: Path) -> None:
