@@ -475,7 +475,9 @@ class Layer:
         if os.environ.get(SERVER) != str(os.getppid()):
             return stop(error)
         # At once: whoever notices the end of this process may kill it before Python has written its last words.
-        print(f"glm5-plugins: {error}", file=sys.stderr, flush=True)
+        # In one write, which print would make two of: other processes write to the same log.
+        sys.stderr.write(f"glm5-plugins: {error}\n")
+        sys.stderr.flush()
         if alone:
             os.kill(os.getppid(), signal.SIGQUIT)
         return SystemExit(1)

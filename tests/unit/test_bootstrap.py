@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from glm5_plugins import bootstrap
 from glm5_plugins.enable import LINE
+from glm5_plugins.errors import NotInForce
 
 ENTRY_POINT = ("-m", "sglang.launch_server")
 LAUNCHER = ("-m", "glm5_plugins.launch", "sglang.launch_server")
@@ -450,6 +455,17 @@ def test_a_plugin_that_says_it_failed_is_a_warning_where_that_is_wanted(site, la
     assert done.returncode == 0
     assert rows(reports["scheduler"], "outcome")["glm5_model_load"]["verdict"] == "failed"
     assert done.stderr.count("'outcome' is not in force in the scheduler process: failed: seven modules") == 1
+
+
+def test_what_stops_a_child_is_said_in_one_write(monkeypatch):
+    """Between two, a line of another process may get into the log they share. Here each write is a datagram."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_DGRAM)
+    monkeypatch.setenv(bootstrap.SERVER, str(os.getppid()))
+    with ours, theirs, open(theirs.fileno(), "w", buffering=1, closefd=False) as stderr:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stderr)
+            bootstrap.Layer("launcher")._end(NotInForce("It is wrong.", "Mend it."))
+        assert ours.recv(1000) == b"glm5-plugins: It is wrong.\n  Mend it.\n"
 
 
 def test_doctor_asks_a_requested_plugin_for_its_preflight(site, run):
