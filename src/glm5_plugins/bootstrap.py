@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -472,14 +473,16 @@ class Layer:
                 that SGLang's own children do, or the parent might serve without it, or wait for it.
         """
         self._write(self._stage)
-        if os.environ.get(SERVER) != str(os.getppid()):
+        parent = os.getppid()  # asked once: when it ends this becomes process 1
+        if os.environ.get(SERVER) != str(parent):
             return stop(error)
         # At once: whoever notices the end of this process may kill it before Python has written its last words.
         # In one write, which print would make two of: other processes write to the same log.
         sys.stderr.write(f"glm5-plugins: {error}\n")
         sys.stderr.flush()
         if alone:
-            os.kill(os.getppid(), signal.SIGQUIT)
+            with suppress(ProcessLookupError, PermissionError):  # it has ended
+                os.kill(parent, signal.SIGQUIT)
         return SystemExit(1)
 
 

@@ -468,6 +468,24 @@ def test_what_stops_a_child_is_said_in_one_write(monkeypatch):
         assert ours.recv(1000) == b"glm5-plugins: It is wrong.\n  Mend it.\n"
 
 
+@pytest.mark.parametrize("error", [ProcessLookupError, PermissionError])
+def test_a_parent_that_ends_meanwhile_is_no_error_and_nobody_else_is_told(monkeypatch, error):
+    """Whoever lost its parent is a child of process 1, which is somebody else's."""
+    told = []
+
+    def kill(pid, number):
+        told.append(pid)
+        raise error
+
+    parent = os.getppid()
+    parents = iter([parent])
+    monkeypatch.setenv(bootstrap.SERVER, str(parent))
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    monkeypatch.setattr(os, "kill", kill)
+    assert bootstrap.Layer("launcher")._end(NotInForce("It is wrong."), alone=True).code == 1
+    assert told == [parent]
+
+
 def test_doctor_asks_a_requested_plugin_for_its_preflight(site, run):
     site("0.5.23", outcome=OUTCOME)
     code = """
