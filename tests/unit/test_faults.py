@@ -63,12 +63,26 @@ class Start:
                 cwd=folder,
                 start_new_session=True,
             )
+        self.processes: list[Process] = []
+        try:
+            self._wait_for(step)
+        except BaseException:
+            self.end()
+            raise
+        self.processes = tree(self.popen.pid)
+
+    def _wait_for(self, step: str) -> None:
+        """Wait until a process has paused there, and each has reported once: the detokenizer waits for no other."""
         deadline = time.monotonic() + 60
-        while f"paused in {step}" not in self.log.read_text():
+        while f"paused in {step}" not in self.log.read_text() or (step != "startup" and not self._has("detokenizer")):
             assert self.popen.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.05)
-        self.processes: list[Process] = tree(self.popen.pid)
+
+    def _has(self, role: str) -> bool:
+        """Whether there is such a report of this server; another one may write into the same folder."""
+        found = [json.loads(path.read_text())["process"] for path in self.reports.glob(f"glm5-*-{role}-*.json")]
+        return any(process["server"] == self.popen.pid for process in found)
 
     def pid_of(self, role: str) -> int:
         (path,) = self.reports.glob(f"*-{role}-*.json")
@@ -86,7 +100,7 @@ class Start:
         return {document["process"]["role"]: document for document in documents}
 
     def end(self) -> None:
-        for process in self.processes:
+        for process in [*self.processes, *tree(self.popen.pid)]:
             process.signal(signal.SIGKILL)
         self.popen.wait(10)
 
