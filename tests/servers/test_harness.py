@@ -75,3 +75,10 @@ def test_a_silent_server_is_ended_and_reported(start_server: StartServer, tmp_pa
         server.__enter__()
     assert server.returncode == -signal.SIGTERM
     assert server.processes() == []
+
+
+def test_no_port_is_given_twice_before_its_server_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(sorted([*range(20000, 22000)] * 2))
+    monkeypatch.setattr("random.randrange", lambda *bounds: next(numbers))
+    first, second = (ServerProcess(tmp_path, tmp_path / "server.log") for _ in range(2))
+    assert first.port != second.port

@@ -219,12 +219,22 @@ def _exit(code: int) -> str:
 
 
 def _free_port() -> int:
-    """A port that is free together with its gRPC port; both below what the kernel hands out to clients."""
+    """A port that is free together with its gRPC port; both below what the kernel hands out to clients.
+
+    SGLang listens on it up to a minute later. Until this process ends, no other test run of the same network gets it.
+    """
     while True:
         port = random.randrange(20000, 22000)
-        with suppress(OSError), socket.socket() as http, socket.socket() as grpc:
+        with (
+            suppress(OSError),
+            socket.socket() as http,
+            socket.socket() as grpc,
+            socket.socket(socket.AF_UNIX) as claim,
+        ):
             http.bind(("127.0.0.1", port))
             grpc.bind(("127.0.0.1", port + _GRPC_OFFSET))
+            claim.bind(f"\0glm5-plugins tests, port {port}")  # a name in no file system, of which nothing is left
+            claim.detach()  # nobody closes it
             return port
 
 
