@@ -164,6 +164,7 @@ def test_the_line_in_site_packages_reaches_every_process_and_is_taken_back(field
         document = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
         return [document["changed"], document["path"]]
 
+    command("disable")  # what a run that was killed has left
     changed, path = command("enable")
     assert changed
     try:
