@@ -234,7 +234,8 @@ def launches(processes: Iterable[Process]) -> list[Launch]:
     groups: list[tuple[set[tuple[str, int]], list[Process]]] = []
     for process in last.values():
         keys = {(process.host, process.server), (process.host, process.pid)}
-        for one in process.agreement.get("ranks") or ():
+        ranks = process.agreement.get("ranks")
+        for one in ranks if isinstance(ranks, list) else ():
             if isinstance(one, Mapping) and isinstance(one.get("pid"), int):
                 keys.add((str(one.get("host")), one["pid"]))
         members = [process]

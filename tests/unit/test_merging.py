@@ -72,6 +72,15 @@ def test_a_verdict_that_differs_between_ranks_comes_first(folder):
     assert [line.differs for line in launch.lines] == [True, True, True]
 
 
+def test_ranks_that_are_no_list_put_nothing_together(folder):
+    documents = two_nodes()
+    documents[1]["agreement"]["ranks"] = 1
+    documents[3]["agreement"]["ranks"] = {"rank": 0}
+    launches, problems = merging.read(folder(*documents))
+    assert problems == []
+    assert [[one.pid for one in launch.processes] for launch in launches] == [[1, 10], [2, 11]]
+
+
 def test_another_version_on_one_node_is_a_difference_of_all_its_processes(folder):
     documents = two_nodes()
     for document in documents[2:]:
