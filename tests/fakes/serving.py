@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 _SERVER = """
-import argparse, http.server, json, os, pathlib, signal, subprocess, sys, time
+import argparse, http.server, json, os, pathlib, signal, socketserver, subprocess, sys, time
 
 parser = argparse.ArgumentParser(prog="launch_server.py")
 parser.add_argument("--model-path")
@@ -38,6 +38,10 @@ if os.environ.get("GLM5_PLUGINS") and "GLM5_NO_WAY_IN" not in os.environ:
     pathlib.Path(os.environ["GLM5_REPORT"], "glm5-main-1.json").write_text(json.dumps({"rows": rows}))
 
 
+class Server(socketserver.TCPServer):  # HTTPServer asks the network for the name of this machine
+    allow_reuse_address = True
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/speed" and args.die_in_run:
@@ -58,7 +62,7 @@ def leave(*ignored):
 
 if not args.stubborn:
     signal.signal(signal.SIGTERM, leave)
-http.server.HTTPServer((args.host, args.port), Handler).serve_forever()
+Server((args.host, args.port), Handler).serve_forever()
 """
 
 _BENCH = """

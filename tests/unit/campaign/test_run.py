@@ -122,10 +122,10 @@ def test_a_baseline_that_does_not_start_ends_the_campaign(make: MakePlan, tmp_pa
 
 
 def test_a_silent_server_is_given_up_and_ended(make: MakePlan, tmp_path: Path) -> None:
-    plan = make(Arm(name="baseline"), Arm(name="silent", args=("--silent",)), rounds=1, timeout=3)
+    plan = make(Arm(name="baseline"), Arm(name="silent", args=("--silent",)), rounds=1, timeout=10)
     journal = run(plan, tmp_path / "out")
     (failed,) = [start for start in journal.starts if not start.ok]
-    assert failed.reason == "the server did not answer within 3 s"
+    assert failed.reason == "the server did not answer within 10 s"
 
 
 def test_a_server_that_ignores_sigterm_is_killed_with_its_child(
