@@ -194,7 +194,9 @@ def test_a_line_that_was_cut_off_does_not_take_the_next_with_it(tmp_path):
 def test_processes_that_append_at_once_do_not_mix(tmp_path):
     code = f"""
         from pathlib import Path
+        from glm5_plugins import report
         from glm5_plugins.report import Report
+        report._LOCK_TRIES = 3000  # 30 s on a busy machine
         for n in range(50): Report(Path({str(tmp_path / "all.jsonl")!r})).write("main", 1, {{"much": "x" * 20_000}})
     """
     writers = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)]) for _ in range(4)]
