@@ -41,7 +41,8 @@ PLUGINS = {
         def glm5_model_load(model_runner):
             result = yield
             from glm5_plugins.warmup.launches import of_server
-            print("launch read:", of_server(model_runner, (12, 0), Environment()), flush=True)
+            read = of_server(model_runner, (12, 0), Environment())
+            print(f"launch read: {read}\\n", end="", flush=True)  # in one write: other processes share the log
             return result
     ''',
     "expert_counter": '''
@@ -54,7 +55,7 @@ PLUGINS = {
             for name, layer in model_runner.model.named_modules():
                 if hasattr(layer, "num_local_experts"):
                     print(f"rank {get_rank()}: {layer.num_local_experts} of {layer.num_experts} experts "
-                          f"in {name}, weights {layer.w2_weight.shape[0]}", flush=True)
+                          f"in {name}, weights {layer.w2_weight.shape[0]}\\n", end="", flush=True)
             return result
     ''',
     "chooser": '''
@@ -166,7 +167,7 @@ PLUGINS = {
         from glm5_plugins import hookimpl
         def pause(step):
             if os.environ.get("FIELD_PAUSE") == step:
-                print(f"paused in {step}", flush=True)
+                print(f"paused in {step}\\n", end="", flush=True)
                 time.sleep(600)
         @hookimpl(wrapper=True)
         def glm5_startup():
