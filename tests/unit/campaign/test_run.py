@@ -265,7 +265,7 @@ def test_an_interrupted_campaign_leaves_nothing_running_and_goes_on(make: MakePl
         _until(lambda: bool(list(out.glob("starts/*/bench-*.log"))))
         pids = started(tmp_path)
         process.send_signal(number)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
         assert not any(alive(pid) for pid in pids)
         assert not (out / "running.json").exists()
         for log in out.glob("starts/*/bench-*.log"):
@@ -292,7 +292,7 @@ def test_one_campaign_at_a_time_in_a_folder(make: MakePlan, tmp_path: Path) -> N
     with pytest.raises(ConfigurationError, match="Another campaign is running"):
         run(plan, out)
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(120) == 130
 
 
 def test_a_process_that_only_has_the_pid_is_left_alone(tmp_path: Path) -> None:
