@@ -29,7 +29,7 @@ def _no_layer_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables of whoever runs the tests do not count."""
     for name in list(os.environ):
         # COLUMNS: tox hands on the width of its terminal, at which commands wrap what they print.
-        if name.startswith(("GLM5_", "SGLANG_")) or name == "COLUMNS":
+        if name.startswith(("GLM5_", "SGLANG_", "NCCL_")) or name in ("COLUMNS", "OMP_NUM_THREADS"):
             monkeypatch.delenv(name)
 
 
