@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_plugins.campaign import bench, surroundings
+from glm5_plugins.campaign.interrupts import terminable, undisturbed
 from glm5_plugins.campaign.journal import InForce, Journal, Run, Start
 from glm5_plugins.campaign.plan import Arm, Cell, Plan
 from glm5_plugins.campaign.progress import Progress
@@ -60,7 +59,7 @@ class Campaign:
             Stopped: The baseline's server does not start, so that nothing can be compared.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._alone(), _terminable():
+        with self._alone(), terminable():
             self._check_in()
             if count := end_left_over(self._note):
                 self._progress.say(f"ended {count} processes that an interrupted campaign had left")
@@ -112,7 +111,7 @@ class Campaign:
                 if not self._drive(journal, number, arm, cell, repetition, server, where, label):
                     break
         finally:
-            with _undisturbed():
+            with undisturbed():
                 server.stop()
         journal.add(InForce(number, arm.name, list(summarise_reports(where / "reports"))))
         self._durations.append(time.monotonic() - began)
@@ -342,34 +341,3 @@ def _brief(value: Any) -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the campaign in order, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the server is ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -273,6 +273,25 @@ def test_an_interrupted_campaign_leaves_nothing_running_and_goes_on(make: MakePl
     assert len(run(plan, out).runs) == 4
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_a_server_is_ended_waits_for_that_and_ends_the_campaign(
+    make: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    from glm5_plugins.campaign.server import Server as Process
+
+    stop = Process.stop
+
+    def interrupted(self: Process) -> None:
+        os.kill(os.getpid(), number)
+        stop(self)
+
+    monkeypatch.setattr(Process, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(make(rounds=1), tmp_path / "out")
+    assert [start.arm for start in Journal(tmp_path / "out" / "runs.jsonl").starts] == ["baseline"]
+    assert not any(alive(pid) for pid in started(tmp_path))
+
+
 def test_a_killed_campaign_ends_its_old_server_when_it_goes_on(make: MakePlan, tmp_path: Path) -> None:
     plan, out = make(rounds=1, env={"BENCH_SECONDS": "3"}), tmp_path / "out"
     process = _elsewhere(plan, out, tmp_path)
