@@ -149,7 +149,7 @@ def end_left_over(note: Path) -> int:
     for pid, started in noted:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            if abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+            if _started(pid) == started and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     for process in alive:
         with suppress(psutil.NoSuchProcess):
@@ -168,13 +168,26 @@ def _end(processes: Iterable[Any], grace: float) -> None:
 
 
 def _remember(note: Path, processes: Iterable[Any]) -> None:
-    rows = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            rows.append((process.pid, process.create_time()))
+    stamps = [(process, _started(process.pid)) for process in processes]
+    # One that has ended meanwhile may have left its pid to somebody else, whose start this would be.
+    rows = [(process.pid, started) for process, started in stamps if started is not None and process.is_running()]
     new = note.with_suffix(".new")
     new.write_text(json.dumps(rows), encoding="utf-8")
     os.replace(new, note)
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, None if there is none: after which boot, and how many ticks after it.
+
+    psutil makes a time of day of the ticks, and another one as soon as the clock of the machine is set.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    ticks = text.rpartition(")")[2].split()[19]  # the command before it may hold spaces and brackets
+    return f"{boot} {ticks}"
 
 
 def _free_port() -> int:

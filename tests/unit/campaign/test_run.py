@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from glm5_plugins.campaign.plan import Arm, Bench, Plan, Server, Shape  # noqa: 
 from glm5_plugins.campaign.progress import Progress  # noqa: E402
 from glm5_plugins.campaign.report import Result, build, load  # noqa: E402
 from glm5_plugins.campaign.run import Campaign, Stopped  # noqa: E402
-from glm5_plugins.campaign.server import end_left_over  # noqa: E402
+from glm5_plugins.campaign.server import _remember, end_left_over  # noqa: E402
 from glm5_plugins.errors import ConfigurationError  # noqa: E402
 from tests.fakes import serving  # noqa: E402
 
@@ -319,7 +320,9 @@ def test_a_process_that_only_has_the_pid_is_left_alone(tmp_path: Path) -> None:
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         note = tmp_path / "running.json"
-        note.write_text(json.dumps([[stranger.pid, time.time() - 86400]]))
+        _remember(note, [psutil.Process()])
+        ((_, started),) = json.loads(note.read_text())
+        note.write_text(json.dumps([[stranger.pid, started]]))
         assert end_left_over(note) == 0
         assert stranger.poll() is None
         assert not note.exists()
@@ -328,6 +331,27 @@ def test_a_process_that_only_has_the_pid_is_left_alone(tmp_path: Path) -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_a_process_that_took_the_pid_of_one_that_ended_is_not_noted(tmp_path: Path) -> None:
+    note = tmp_path / "running.json"
+    ended = SimpleNamespace(pid=os.getpid(), is_running=lambda: False)
+    _remember(note, [ended])
+    assert json.loads(note.read_text()) == []
+
+
+def test_a_clock_that_was_set_meanwhile_hides_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel's clock ticks since boot is all that stays: times of day are made of it anew."""
+    note = tmp_path / "running.json"
+    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        _remember(note, [psutil.Process(orphan.pid)])
+        create_time = psutil.Process.create_time
+        monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + 3600)
+        assert end_left_over(note) == 1
+    finally:
+        orphan.kill()
+        orphan.wait()
 
 
 def test_the_servers_secrets_do_not_stay(make: MakePlan, tmp_path: Path) -> None:
