@@ -8,9 +8,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from glm5_plugins.campaign.interrupts import undisturbed
 from glm5_plugins.campaign.plan import Cell, Plan
 from glm5_plugins.errors import Glm5Error
 
@@ -63,20 +64,24 @@ def run(
     """
     output.unlink(missing_ok=True)
     began = time.monotonic()
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            while process.poll() is None:
-                elapsed = time.monotonic() - began
-                if elapsed > timeout:
-                    raise RunFailed(f"the benchmark took longer than {timeout:.0f} s")
-                progress(elapsed)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(0.5)
-        finally:
-            _end(process)
+    with log.open("wb") as file, ExitStack() as stack:
+        with undisturbed():  # or nobody knows of it
+            process = subprocess.Popen(
+                argv,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+        while process.poll() is None:
+            elapsed = time.monotonic() - began
+            if elapsed > timeout:
+                raise RunFailed(f"the benchmark took longer than {timeout:.0f} s")
+            progress(elapsed)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)
     if process.returncode:
         tail = log.read_text(encoding="utf-8", errors="replace").strip().rsplit("\n", 1)[-1]
         raise RunFailed(f"the benchmark ended with status {process.returncode}: {tail[:300]}")

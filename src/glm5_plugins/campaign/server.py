@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import psutil
 
+from glm5_plugins.campaign.interrupts import undisturbed
 from glm5_plugins.errors import Glm5Error
 
 _GRPC_OFFSET = 10000  # 0.5.12 and later derive a gRPC port, and refuse to start if that is above 65535
@@ -55,14 +56,15 @@ class Server:
         """
         self._file = self._log.open("wb")
         try:
-            self._popen = subprocess.Popen(
-                self._command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=self._file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the campaign, which ends the server in order
-            )
+            with undisturbed():  # or nobody knows of it
+                self._popen = subprocess.Popen(
+                    self._command,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the campaign, which ends the server in order
+                )
         except OSError as error:
             self._file.close()
             raise NotServing(

@@ -16,11 +16,13 @@ import pytest
 
 psutil = pytest.importorskip("psutil", reason="the extra `campaign` brings it")
 
+from glm5_plugins.campaign import bench  # noqa: E402
 from glm5_plugins.campaign.journal import Journal  # noqa: E402
 from glm5_plugins.campaign.plan import Arm, Bench, Plan, Server, Shape  # noqa: E402
 from glm5_plugins.campaign.progress import Progress  # noqa: E402
 from glm5_plugins.campaign.report import Result, build, load  # noqa: E402
 from glm5_plugins.campaign.run import Campaign, Stopped  # noqa: E402
+from glm5_plugins.campaign.server import Server as ServerProcess  # noqa: E402
 from glm5_plugins.campaign.server import _remember, end_left_over  # noqa: E402
 from glm5_plugins.errors import ConfigurationError  # noqa: E402
 from tests.fakes import serving  # noqa: E402
@@ -132,10 +134,8 @@ def test_a_silent_server_is_given_up_and_ended(make: MakePlan, tmp_path: Path) -
 def test_a_server_that_ignores_sigterm_is_killed_with_its_child(
     make: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glm5_plugins.campaign.server import Server as Process
-
-    stop = Process.stop
-    monkeypatch.setattr(Process, "stop", lambda self: stop(self, grace=1))
+    stop = ServerProcess.stop
+    monkeypatch.setattr(ServerProcess, "stop", lambda self: stop(self, grace=1))
     plan = make(Arm(name="baseline", args=("--stubborn",)), Arm(name="other"), rounds=1)
     journal = run(plan, tmp_path / "out")
     assert all(start.ok for start in journal.starts)
@@ -278,19 +278,51 @@ def test_an_interrupted_campaign_leaves_nothing_running_and_goes_on(make: MakePl
 def test_an_interrupt_while_a_server_is_ended_waits_for_that_and_ends_the_campaign(
     make: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    from glm5_plugins.campaign.server import Server as Process
+    stop = ServerProcess.stop
 
-    stop = Process.stop
-
-    def interrupted(self: Process) -> None:
+    def interrupted(self: ServerProcess) -> None:
         os.kill(os.getpid(), number)
         stop(self)
 
-    monkeypatch.setattr(Process, "stop", interrupted)
+    monkeypatch.setattr(ServerProcess, "stop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(make(rounds=1), tmp_path / "out")
     assert [start.arm for start in Journal(tmp_path / "out" / "runs.jsonl").starts] == ["baseline"]
     assert not any(alive(pid) for pid in started(tmp_path))
+
+
+def _serve(folder: Path, argv: list[str]) -> None:
+    server = ServerProcess(argv, os.environ, folder / "log", folder / "running.json")
+    try:
+        server.start()
+    finally:
+        server.stop()
+
+
+def _drive(folder: Path, argv: list[str]) -> None:
+    bench.run(argv, os.environ, folder / "log", folder / "out.jsonl", 1, 60, lambda seconds: None)
+
+
+@pytest.mark.parametrize("start", [_serve, _drive])
+def test_an_interrupt_while_a_process_is_made_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[Path, list[str]], None]
+) -> None:
+    made = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+            made.append(self.pid)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start(tmp_path, [sys.executable, "-c", "import time; time.sleep(60)"])
+        assert [alive(pid) for pid in made] == [False]
+    finally:
+        for pid in filter(alive, made):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_killed_campaign_ends_its_old_server_when_it_goes_on(make: MakePlan, tmp_path: Path) -> None:
