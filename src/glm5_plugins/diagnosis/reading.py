@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -22,10 +23,25 @@ _LONGEST = 4000  # characters of a line that are looked at; only the server argu
 _BEHIND, _AHEAD = 200, 100
 _MOST_EVENTS = 200
 
-# Put before each line by docker compose, Kubernetes, torchrun and Ray.
+_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_ISO_TIME = rf"\d{{4}}-\d\d-\d\d[T ]{_TIME}(?:Z|[+-]\d\d:?\d\d)?"
+# Put before each line, and before one another, by docker logs -t, containerd, journalctl and ts; by kubectl logs
+# --prefix; by docker compose and services; by torchrun and Ray. SGLang's own `[2026-05-22 02:11:00 TP0]` is none.
 _PREFIX = re.compile(
-    r"^(?:\[rank\d+\]: ?|\([\w:]+ pid=\d+(?:, ip=[\d.]+)?\) ?|[\w.-]{1,60} +\| ?|\S{20,40}Z (?:stdout|stderr) [FP] )"
+    r"^(?:"
+    rf"(?:{_ISO_TIME}|[A-Z][a-z]{{2}} [ \d]\d {_TIME})(?: |$)"
+    r"(?:(?:stdout|stderr) [FP](?: |$)|[\w.-]{1,64} [\w.@+-]{1,64}(?:(?<=kernel)|\[\d+\]):(?: |$))?|"
+    rf"\[\d{{4}}-\d\d-\d\dT[\d:.,]{{8,18}}(?:Z|[+-]\d\d:?\d\d)?\](?: |$)|"
+    r"\[pod/[\w./-]{1,400}\](?: |$)|"
+    r"[\w.@-]{1,120} +\| ?|"
+    r"\[rank\d+\]: ?|"
+    r"\([\w:]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"){1,5}"
 )
+# Where every line begins with such a stamp, and one goes on as SGLang's own lines do not, another program put it there.
+_STAMP_OF_ANOTHER = re.compile(rf"^\[\d{{4}}-\d\d-\d\d {_TIME}\](?: |$)")
+_NOT_OF_SGLANG = re.compile(r"^(?:\s+\S|\[\d{4}-)")
+_HEAD = 50  # lines that are looked at for it
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _STAMP = re.compile(r"^\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?P<process>(?: [A-Z]+\d+)*)\]")
 _NOISE = ("Decode batch", "Prefill batch", "HTTP/1.1", "Ignore import error when loading", "server_args=", "Warning:")
@@ -135,8 +151,10 @@ def diagnose_file(path: Path) -> Diagnosis:
 
 def diagnose(lines: Iterable[str]) -> Diagnosis:
     """Name the first failure in the lines of a log."""
-    reader = _Reader()
-    for line in lines:
+    following = iter(lines)
+    head = list(islice(following, _HEAD))
+    reader = _Reader(_stamped_by_another(head))
+    for line in chain(head, following):
         reader.read(line)
     return reader.conclude()
 
@@ -147,10 +165,23 @@ def _records(file: IO[str]) -> Iterator[str]:
         yield text
 
 
+def _bare(raw: str) -> str:
+    """A line without colours, and without what others put before it."""
+    return _PREFIX.sub("", _COLOUR.sub("", raw[:_LONGEST]))
+
+
+def _stamped_by_another(head: Iterable[str]) -> bool:
+    lines = [line for line in (_bare(raw.rstrip("\r\n")) for raw in head) if line.strip()]
+    return all(_STAMP_OF_ANOTHER.match(line) for line in lines) and any(
+        _NOT_OF_SGLANG.match(_bare(_STAMP_OF_ANOTHER.sub("", line))) for line in lines
+    )
+
+
 class _Reader:
     """Goes through a log once and keeps the failures since the server was last ready."""
 
-    def __init__(self) -> None:
+    def __init__(self, stamped_by_another: bool) -> None:
+        self._stamped_by_another = stamped_by_another
         self._behind: deque[_Line] = deque(maxlen=_BEHIND)
         self._events: list[_Event] = []
         self._open: deque[_Event] = deque()
@@ -169,7 +200,8 @@ class _Reader:
             if signature.before and signature.name not in self._seen_before and re.search(signature.before, raw):
                 self._seen_before.add(signature.name)
         for part in raw.rstrip("\r\n").split("\r"):
-            self._take(_PREFIX.sub("", _COLOUR.sub("", part[:_LONGEST]), count=1))
+            text = _bare(part)
+            self._take(_bare(_STAMP_OF_ANOTHER.sub("", text)) if self._stamped_by_another else text)
 
     def _take(self, text: str) -> None:
         if stamp := _STAMP.match(text):

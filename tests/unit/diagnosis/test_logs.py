@@ -16,6 +16,23 @@ from glm5_plugins.diagnosis.signatures import CATALOGUE
 
 LOGS = sorted((Path(__file__).parent / "logs").rglob("*.log"))
 
+# What other programs put before each line of a log.
+WRAPPINGS = {
+    "docker logs -t": "2026-11-29T19:48:12.123456789Z ",
+    "docker compose": "sglang-1  | ",
+    "docker compose logs -t": "sglang-1  | 2026-11-29T19:48:12.123456789Z ",
+    "docker service logs": "llm_sglang.1.k3v1q7x9m2c8z4b6n5l0p1o2i@node-17    | ",
+    "containerd": "2026-11-29T19:48:12.123456789+01:00 stderr F ",
+    "kubectl logs --prefix": "[pod/sglang-0/server] ",
+    "kubectl logs --prefix --timestamps": "[pod/sglang-0/server] 2026-11-29T19:48:12.123456789Z ",
+    "journalctl": "Nov 29 19:48:12 node-17 python[123]: ",
+    "journalctl -o short-precise": "Nov  9 19:48:12.123456 node-17 sglang.sh[4123]: ",
+    "journalctl -o short-iso": "2026-11-29T19:48:12+0000 node-17 python3.12[123]: ",
+    "ts": "Nov 29 19:48:12 ",
+    "ISO time in brackets": "[2026-11-29T19:48:12+00:00] ",
+    "a pod's journal": "Nov 29 19:48:12 node-17 k8s_server[123]: [pod/sglang-0/server] sglang-1 | [rank0]: ",
+}
+
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -37,6 +54,27 @@ def test_the_first_cause_is_named(path: Path) -> None:
         assert found.cause
         assert found.cure
         assert not re.search(r"\{\w*\}|\(\)|  ", found.cause + found.cure)
+
+
+@pytest.mark.parametrize("before", WRAPPINGS.values(), ids=WRAPPINGS)
+def test_what_others_put_before_each_line_changes_nothing(before: str) -> None:
+    for path in LOGS:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert diagnose([f"{before}{line}" for line in lines]) == diagnose(lines), path.stem
+
+
+def test_a_stamp_like_sglangs_is_anothers_where_sglang_writes_none() -> None:
+    for path in LOGS:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found, expected = diagnose([f"[2026-11-29 19:48:12] {line}" for line in lines]), diagnose(lines)
+        assert (found.name, found.line) == (expected.name, expected.line), path.stem
+
+
+def test_a_stamp_of_sglang_is_no_wrapping() -> None:
+    """Not even where all lines have one: without it, what is logged in passing reads as a refusal."""
+    stamp = "[2026-05-22 02:11:00]"
+    lines = [f"{stamp} Load weight begin.", f"{stamp} glm5-plugins: cuda_version: applied (early, 3 rebound), fired 1"]
+    assert diagnose(lines).verdict == "no failure"
 
 
 def test_every_cause_has_a_log() -> None:
@@ -128,7 +166,22 @@ def test_odd_input_ends_in_a_diagnosis(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "0", "/", "'", "XQA", "model_path='", "model_path='a' speculative_algorithm='NEXTN' ", "NCCL error "]
+    "text",
+    [
+        *(
+            "a",
+            "0",
+            "/",
+            "'",
+            " ",
+            "XQA",
+            "model_path='",
+            "model_path='a' speculative_algorithm='NEXTN' ",
+            "NCCL error ",
+        ),
+        *("a | ", "a" * 100, "a ", "[pod/", "[pod/a] ", "[rank0]: ", "Nov 29 19:48:12 ", "Nov 29 19:48:12 a a[1]: "),
+        *("2026-11-29T19:48:12Z ", "[2026-11-29T19:48:12Z] ", "[2026-11-29 19:48:12] "),
+    ],
 )
 def test_a_long_line_takes_no_time(text: str) -> None:
     """Repeated up to the length at which lines are cut: no expression goes over it again and again."""
