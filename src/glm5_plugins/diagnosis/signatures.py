@@ -72,6 +72,21 @@ CATALOGUE = (
         link="https://docs.sglang.io/advanced_features/server_arguments.html",
     ),
     Signature(
+        name="ambiguous flag",
+        pattern=r"error: ambiguous option: (?P<flag>\S+) could match (?P<flags>.+)",
+        cause="{flag} is no flag of this SGLang, but the start of several: {flags}.",
+        cure="Write the one that is meant in full (--cuda-graph-max-bs became --cuda-graph-max-bs-decode in 0.5.14 "
+        "and left in 0.5.20).",
+        link="https://docs.sglang.io/advanced_features/server_arguments.html",
+    ),
+    Signature(
+        name="a required flag is missing",
+        pattern=r"error: the following arguments are required: (?P<flags>.+)",
+        cause="The command line lacks {flags}.",
+        cure="Add it; if it is there, look for a line above it that ends otherwise than in a backslash.",
+        link="https://docs.sglang.io/advanced_features/server_arguments.html",
+    ),
+    Signature(
         name="value not allowed for a flag",
         pattern=r"error: argument (?P<flag>[^:]+): (?P<what>(?:invalid|expected|not allowed).+)",
         cause="SGLang does not take this value for {flag}: {what}",
@@ -82,10 +97,18 @@ CATALOGUE = (
     Signature(
         name="port in use",
         pattern=r"\[Errno 98\].*(?:address already in use|Address already in use)|Address already in use|"
-        r"[Pp]ort \d+ (?:is )?(?:already )?(?:in use|not available)",
+        r"[Pp]ort \d+ (?:is )?(?:already )?(?:in use|not available)|port is already allocated",
         cause="Another process listens on the port the server wants.",
         cure="Stop that process, or choose another --port (0.5.12 and later also want that port + 10000 for gRPC).",
         link="https://docs.sglang.io/advanced_features/server_arguments.html",
+    ),
+    Signature(
+        name="Docker did not start the container",
+        pattern=r"Error response from daemon: (?P<what>.+)",
+        cause="Docker did not start the container: {what}",
+        cure="The message says what is amiss; `could not select device driver` wants NVIDIA's Container Toolkit, and "
+        "Docker restarted after it.",
+        link="https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
     ),
     # --- what Dynamo stops at ---
     Signature(
@@ -242,10 +265,11 @@ CATALOGUE = (
     ),
     Signature(
         name="a Python module is missing",
-        pattern=r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
-        cause="The Python module {module!r} is not installed in the server's environment.",
-        cure="Install it there. vllm is asked for where SGLang finds no GPU kernels: then SGLang does not see your GPU "
-        "(on a CPU: SGLANG_USE_CPU_ENGINE=1).",
+        pattern=r"ModuleNotFoundError: No module named '(?P<module>[^']+)'|"
+        r"python[\d.]*: No module named (?P<run>[\w.]+)",
+        cause="The Python module '{module}{run}' is not installed in the server's environment.",
+        cure="Install it there, or start that environment's own python. vllm is asked for where SGLang finds no GPU "
+        "kernels: then SGLang does not see your GPU (on a CPU: SGLANG_USE_CPU_ENGINE=1).",
         link="https://docs.sglang.io/get_started/install.html",
     ),
     Signature(
@@ -349,7 +373,7 @@ CATALOGUE = (
     Signature(
         name="killed by the system",
         pattern=r"(?:[Ee]xit code: -9|terminated with -9|exit status 137|oom[-_ ]kill\w*|"
-        r"Out of memory: Killed process)",
+        r"Out of memory: Killed process|: line \d+: +\d+ Killed\b|^Killed$)",
         cause="A server process got SIGKILL, which SGLang's own shutdown aside means the kernel's OOM killer or the "
         "container's memory limit.",
         cure="`dmesg -T | grep -i oom` tells; raise the container's memory, lower --hicache-size, or load with fewer "
@@ -453,9 +477,11 @@ CATALOGUE = (
     Signature(
         name="crashed in native code",
         pattern=r"Fatal Python error: (?P<what>[\w ]+)|^Segmentation fault|^Bus error|"
+        r": line \d+: +\d+ (?P<signal>Segmentation fault|Bus error|Illegal instruction|Aborted)\b|"
         r"terminate called after throwing an instance of '(?P<type>[^']+)'",
-        cause="A process crashed in compiled code ({what}{type}).",
-        cure="The stack below this line names the module; check that its version is the one that SGLang pins.",
+        cause="A process crashed in compiled code ({what}{signal}{type}).",
+        cure="The stack that Python prints names the module (PYTHONFAULTHANDLER=1 where there is none); check that its "
+        "version is the one that SGLang pins.",
         link="https://docs.python.org/3/library/faulthandler.html",
         general=True,
     ),
