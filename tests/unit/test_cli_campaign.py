@@ -27,7 +27,7 @@ def test_diagnose_names_cause_cure_and_place(capsys: pytest.CaptureFixture[str])
 def test_diagnose_reads_standard_input_and_speaks_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("KeyError: 1\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("KeyError: 1\nThe server is fired up and ready to roll!\n"))
     assert cli.main(["diagnose", "--json", str(LOG), "-"]) == cli.FINE
     rows = json.loads(capsys.readouterr().out)
     assert [(row["log"], row["verdict"]) for row in rows] == [(str(LOG), "known"), ("-", "no failure")]
@@ -38,6 +38,15 @@ def test_diagnose_says_unknown_by_its_status(tmp_path: Path, capsys: pytest.Capt
     log.write_text('Traceback (most recent call last):\n  File "x.py", line 1, in f\nKeyError: 1\n')
     assert cli.main(["diagnose", str(log)]) == cli.NOT_IN_FORCE
     assert capsys.readouterr().out.startswith("unknown\n")
+
+
+def test_diagnose_calls_no_server_healthy_that_was_not_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("[2026-05-22 02:11:00 TP0] Load weight begin. avail mem=93.30 GB\n")
+    assert cli.main(["diagnose", str(log)]) == cli.NOT_IN_FORCE
+    assert "ends before the server was ready" in capsys.readouterr().out
 
 
 def test_a_log_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,8 @@
 
 What counts is the first cause, not the last symptom. A chained traceback prints its root first; a rank that fails
 takes the others down after it; a server that became ready left its start-up behind. Where the first failure is one that
-the catalogue does not have, the answer is "unknown", even if something known follows.
+the catalogue does not have, the answer is "unknown", even if something known follows. So it is where a log tells of no
+failure, but does not show that the server became ready either.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _STAMP = re.compile(r"^\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?P<process>(?: [A-Z]+\d+)*)\]")
 _NOISE = ("Decode batch", "Prefill batch", "HTTP/1.1", "Ignore import error when loading", "server_args=", "Warning:")
 _READY = "The server is fired up and ready to roll"
+_SERVES = (_READY, "Decode batch")  # the latter alone where a log was cut off in front
+_STARTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
 _STAGES = (
     "Init torch distributed begin",
     "Init parallel begin",
@@ -191,6 +194,7 @@ class _Reader:
         self._failure = 0  # the one that is being printed, or 0
         self._fatal = False
         self._in_frames = False
+        self._ready = False
         self._stage = self._process = self._last = ""
 
     def read(self, raw: str) -> None:
@@ -218,6 +222,7 @@ class _Reader:
 
     def _examine(self, line: _Line) -> None:
         text = line.text
+        self._ready = any(sign in text for sign in _SERVES) or (self._ready and not _STARTS.search(text))
         if any(noise in text for noise in _NOISE):
             return
         self._stage = next((stage for stage in _STAGES if stage in text), self._stage)
@@ -288,8 +293,11 @@ class _Reader:
             return _known(*known[0], root, [signature.name for _, signature, _ in known[1:]])
         if symptoms:
             return _symptom(*symptoms[0])
-        last = f"The log tells of no failure. Its last line: {self._last[:300]}" if self._last else "The log is empty."
-        return Diagnosis("no failure", "no failure", last, "", stage=self._stage)
+        last = f"Its last line: {self._last[:300]}"
+        if self._ready:
+            return Diagnosis("no failure", "no failure", f"The log tells of no failure. {last}", "", stage=self._stage)
+        cause = f"The log tells of no failure, and ends before the server was ready. {last}"
+        return _unfinished(cause if self._last else "The log is empty.", self._stage)
 
 
 def _known(
@@ -326,6 +334,14 @@ def _unknown(event: _Event, later: Iterable[str]) -> Diagnosis:
 def _symptom(event: _Event, signature: Signature) -> Diagnosis:
     cause = f"The log shows a consequence only ({signature.name}). {signature.cause}"
     return Diagnosis("unknown", "unknown", cause, signature.cure, **_place(event))
+
+
+def _unfinished(cause: str, stage: str) -> Diagnosis:
+    cure = (
+        "While the server still starts, diagnose its log again later (only the first node's ever says that it is "
+        "ready). Where it has ended, why is not in this log: write standard error into it, too (2>&1)."
+    )
+    return Diagnosis("unknown", "unknown", cause, cure, stage=stage)
 
 
 def _place(event: _Event) -> dict[str, Any]:

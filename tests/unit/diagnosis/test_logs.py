@@ -16,6 +16,8 @@ from glm5_plugins.diagnosis.signatures import CATALOGUE
 
 LOGS = sorted((Path(__file__).parent / "logs").rglob("*.log"))
 
+READY = "[2026-05-22 02:11:00] The server is fired up and ready to roll!"
+
 # What other programs put before each line of a log.
 WRAPPINGS = {
     "docker logs -t": "2026-11-29T19:48:12.123456789Z ",
@@ -73,8 +75,8 @@ def test_a_stamp_like_sglangs_is_anothers_where_sglang_writes_none() -> None:
 def test_a_stamp_of_sglang_is_no_wrapping() -> None:
     """Not even where all lines have one: without it, what is logged in passing reads as a refusal."""
     stamp = "[2026-05-22 02:11:00]"
-    lines = [f"{stamp} Load weight begin.", f"{stamp} glm5-plugins: cuda_version: applied (early, 3 rebound), fired 1"]
-    assert diagnose(lines).verdict == "no failure"
+    line = f"{stamp} glm5-plugins: cuda_version: applied (early, 3 rebound), fired 1"
+    assert diagnose([READY, line]).verdict == "no failure"
 
 
 def test_every_cause_has_a_log() -> None:
@@ -130,8 +132,25 @@ def test_a_consequence_alone_is_no_cause() -> None:
 
 
 def test_a_hang_shows_how_far_it_came() -> None:
-    found = read("no-failure--hangs-at-init")
-    assert (found.verdict, found.stage) == ("no failure", "Init torch distributed begin")
+    found = read("unknown--hangs-at-init")
+    assert (found.verdict, found.stage) == ("unknown", "Init torch distributed begin")
+    assert found.cause.startswith("The log tells of no failure, and ends before the server was ready. Its last line: [")
+    assert "diagnose its log again" in found.cure
+
+
+def test_an_empty_log_is_no_healthy_one() -> None:
+    found = diagnose([])
+    assert (found.verdict, found.cause) == ("unknown", "The log is empty.")
+    assert "2>&1" in found.cure
+
+
+def test_a_server_that_is_ready_did_not_fail() -> None:
+    assert diagnose([READY]).verdict == "no failure"
+
+
+def test_a_server_that_starts_again_is_not_ready() -> None:
+    found = read("unknown--starts-again")
+    assert (found.verdict, found.stage) == ("unknown", "Load weight begin")
 
 
 def test_the_layers_own_refusal_is_told_in_its_own_words() -> None:
@@ -142,11 +161,11 @@ def test_the_layers_own_refusal_is_told_in_its_own_words() -> None:
 
 def test_what_the_layer_logs_in_passing_is_no_refusal() -> None:
     line = "[2026-05-22 02:11:00] glm5-plugins: cuda_version: applied (early, 3 rebound), fired 1"
-    assert diagnose([line]).verdict == "no failure"
+    assert diagnose([READY, line]).verdict == "no failure"
 
 
 def test_a_file_name_is_no_failure() -> None:
-    assert diagnose(['  File "/srv/TCPStore.py", line 1, in nvcc_not_found']).verdict == "no failure"
+    assert diagnose([READY, '  File "/srv/TCPStore.py", line 1, in nvcc_not_found']).verdict == "no failure"
 
 
 @pytest.mark.parametrize(
