@@ -17,8 +17,9 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from glm5_plugins.errors import Glm5Error
 
@@ -519,12 +520,17 @@ def _disable(arguments: argparse.Namespace) -> int:
 
 
 def _diagnose(arguments: argparse.Namespace) -> int:
-    from glm5_plugins.diagnosis.reading import diagnose, diagnose_file
+    from glm5_plugins.diagnosis.reading import NotText, diagnose_file, diagnose_stream
 
     found = []
     for name in arguments.log:
         try:
-            found.append(diagnose(sys.stdin) if name == "-" else diagnose_file(Path(name)))
+            if name == "-":
+                found.append(diagnose_stream(cast(BufferedReader, sys.stdin.buffer)))
+            else:
+                found.append(diagnose_file(Path(name)))
+        except NotText as error:
+            raise UsageError(f"The log {name} {error}.", error.mend) from None
         except (OSError, ValueError) as error:  # ValueError: no file can have such a name
             reason = getattr(error, "strerror", None) or error
             raise UsageError(

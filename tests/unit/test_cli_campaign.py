@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import random
 import sys
 from pathlib import Path
@@ -14,6 +17,10 @@ from glm5_plugins import cli
 from tests.unit.conftest import Run
 
 LOG = Path(__file__).parent / "diagnosis" / "logs" / "real" / "ninja-is-missing.log"
+
+
+def standard_input(data: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)), encoding="utf-8")
 
 
 def test_diagnose_names_cause_cure_and_place(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,7 +34,7 @@ def test_diagnose_names_cause_cure_and_place(capsys: pytest.CaptureFixture[str])
 def test_diagnose_reads_standard_input_and_speaks_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("KeyError: 1\nThe server is fired up and ready to roll!\n"))
+    monkeypatch.setattr(sys, "stdin", standard_input(b"KeyError: 1\nThe server is fired up and ready to roll!\n"))
     assert cli.main(["diagnose", "--json", str(LOG), "-"]) == cli.FINE
     rows = json.loads(capsys.readouterr().out)
     assert [(row["log"], row["verdict"]) for row in rows] == [(str(LOG), "known"), ("-", "no failure")]
@@ -52,6 +59,57 @@ def test_diagnose_calls_no_server_healthy_that_was_not_ready(
 def test_a_log_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diagnose", "none.log"]) == cli.USAGE
     assert "none.log cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "said", "mend"),
+    [
+        (gzip.compress(b"KeyError: 1\n"), "is packed by gzip", "gzip -dc"),
+        (bz2.compress(b"KeyError: 1\n"), "is packed by bzip2", "bzip2 -dc"),
+        (lzma.compress(b"KeyError: 1\n"), "is packed by xz", "xz -dc"),
+        (b"\x28\xb5\x2f\xfd\x04\x58", "is packed by zstd", "zstd -dc"),
+        (b"PK\x03\x04\x14\x00", "is packed by zip", "unzip -p"),
+        (random.Random(0).randbytes(5000), "is no text", "what the server printed"),
+    ],
+    ids=["gzip", "bzip2", "xz", "zstd", "zip", "random bytes"],
+)
+def test_a_log_that_is_no_text_is_wrong_usage(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    data: bytes,
+    said: str,
+    mend: str,
+) -> None:
+    log = tmp_path / "server.log.1"
+    log.write_bytes(data)
+    monkeypatch.setattr(sys, "stdin", standard_input(data))
+    for name in (str(log), "-"):
+        assert cli.main(["diagnose", name]) == cli.USAGE
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert error.startswith(f"glm5-plugins: The log {name} {said}.\n  ")
+        assert mend in error
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 10_000 + b"KeyError: 1\n",
+        "Ein Ger\xe4t fehlt: CUDA out of memory\n".encode("latin-1"),
+        "\x1b[32m\u7cfb\u7edf\x1b[0m\n".encode(),
+        b"",
+    ],
+    ids=["emptied while it was written to", "latin-1", "coloured, in Chinese", "empty"],
+)
+def test_a_log_that_is_a_text_of_an_odd_kind_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(data)
+    monkeypatch.setattr(sys, "stdin", standard_input(data))
+    assert cli.main(["diagnose", str(log), "-"]) in (cli.FINE, cli.NOT_IN_FORCE)
+    assert capsys.readouterr().err == ""
 
 
 def test_diagnose_imports_nothing_heavy(run: Run) -> None:

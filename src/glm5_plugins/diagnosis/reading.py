@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader, TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -20,6 +21,11 @@ from glm5_plugins.diagnosis.signatures import CATALOGUE, Frame, Signature
 
 Verdict = Literal["known", "unknown", "no failure"]
 
+_START = 4096  # bytes by which a text is told from what is none
+_PACKED = re.compile(
+    rb"(?P<gzip>\x1f\x8b)|(?P<bzip2>BZh[1-9]1AY)|(?P<xz>\xfd7zXZ)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<zip>PK\x03\x04)"
+)
+_ODD = re.compile("[\x01-\x08\x0e-\x1a\x1c-\x1f\ufffd]")  # controls that no log has, and what is no UTF-8
 _LONGEST = 4000  # characters of a line that are looked at; only the server arguments are longer
 _BEHIND, _AHEAD = 200, 100
 _MOST_EVENTS = 200
@@ -142,14 +148,33 @@ class _Event:
         return ""
 
 
+class NotText(OSError):
+    """What was given as a log is none; `mend` says what to do."""
+
+    def __init__(self, what: str, mend: str) -> None:
+        super().__init__(what)
+        self.mend = mend
+
+
 def diagnose_file(path: Path) -> Diagnosis:
     """Read a log file; its encoding does not matter.
 
     Raises:
+        NotText: The file is packed, or no log at all.
         OSError: The file cannot be read.
     """
-    with path.open(encoding="utf-8", errors="replace", newline=None) as file:
-        return diagnose(_records(file))
+    with path.open("rb") as file:
+        return diagnose_stream(file)
+
+
+def diagnose_stream(stream: BufferedReader) -> Diagnosis:
+    """Read a log from a stream that need not be seekable, as `diagnose_file` does."""
+    _check_that_it_is_text(stream.peek(_START)[:_START])
+    text = TextIOWrapper(stream, encoding="utf-8", errors="replace", newline=None)
+    try:
+        return diagnose(_records(text))
+    finally:
+        text.detach()  # the stream is the caller's to close
 
 
 def diagnose(lines: Iterable[str]) -> Diagnosis:
@@ -160,6 +185,15 @@ def diagnose(lines: Iterable[str]) -> Diagnosis:
     for line in chain(head, following):
         reader.read(line)
     return reader.conclude()
+
+
+def _check_that_it_is_text(start: bytes) -> None:
+    if packed := _PACKED.match(start):
+        tool = "unzip -p" if packed.lastgroup == "zip" else f"{packed.lastgroup} -dc"
+        raise NotText(f"is packed by {packed.lastgroup}", f"Unpack it: `{tool} LOG | glm5-plugins diagnose -`.")
+    text = start.replace(b"\0", b"").decode("utf-8", "replace")  # a log emptied while it is written to begins with NULs
+    if len(_ODD.findall(text)) > max(20, len(text) // 3):
+        raise NotText("is no text", "Give what the server printed to standard output and standard error.")
 
 
 def _records(file: IO[str]) -> Iterator[str]:
