@@ -51,7 +51,10 @@ _NOT_OF_SGLANG = re.compile(r"^(?:\s+\S|\[\d{4}-)")
 _HEAD = 50  # lines that are looked at for it
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _STAMP = re.compile(r"^\[(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?(?P<process>(?: [A-Z]+\d+)*)\]")
-_NOISE = ("Decode batch", "Prefill batch", "HTTP/1.1", "Ignore import error when loading", "server_args=", "Warning:")
+_NOISE = (
+    *("Decode batch", "Prefill batch", "HTTP/1.1", "Ignore import error when loading", "server_args=", "Warning:"),
+    *("To silence this warning", "[Autotuner]: "),
+)
 _READY = "The server is fired up and ready to roll"
 _SERVES = (_READY, "Decode batch")  # the latter alone where a log was cut off in front
 _STARTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")

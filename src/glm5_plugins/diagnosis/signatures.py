@@ -165,6 +165,35 @@ CATALOGUE = (
         link=f"{_SGLANG}/issues/40558",
     ),
     Signature(
+        name="a Triton kernel needs more shared memory",
+        pattern=r"OutOfResources: out of resource: shared memory, Required: (?P<want>\d+), "
+        r"Hardware limit: (?P<have>\d+)",
+        cause="A Triton kernel wants {want} bytes of shared memory for a block, and this GPU has {have} (SM120: "
+        "101376); its blocks were chosen for larger GPUs.",
+        cure="The traceback's last line of SGLang names the kernel. For the experts in FP8, SGLang 0.5.14 or newer has "
+        "smaller blocks; for others of the experts, a configuration tuned on this GPU does "
+        "(benchmark/kernels/fused_moe_triton in SGLang's source).",
+        link=f"{_SGLANG}/issues/8513",
+    ),
+    Signature(
+        name="a TileLang kernel needs more shared memory",
+        pattern=r"Failed to set the allowed dynamic shared memory size to (?P<want>\d+)",
+        cause="A TileLang kernel wants {want} bytes of shared memory for a block, more than this GPU has (SM120: "
+        "101376). On SM120 the sparse attention of --dsa-prefill-backend and --dsa-decode-backend tilelang does.",
+        cure="For GLM-5 to GLM-5.2 flashinfer_sparse_mla instead, from SGLang 0.5.17. It refuses GLM-5.3-Flash, for "
+        "which the report tells of smaller tiles in SGLang's source (block_I 32, num_stages 1, threads 128).",
+        link=f"{_SGLANG}/issues/37105",
+    ),
+    Signature(
+        name="a CUTLASS MoE kernel does not start",
+        pattern=r"Failed to initialize cutlass TMA WS grouped gemm",
+        cause="A CUTLASS kernel of FlashInfer's MoE could not start; on SM120 because its tiles want more than the 99 "
+        "KiB of shared memory that a block has there.",
+        cure="FlashInfer's autotuner passes over such kernels: do without --disable-flashinfer-autotune. Nothing else "
+        "is known to help; the report has what was tried.",
+        link=f"{_FLASHINFER}/issues/2723",
+    ),
+    Signature(
         name="no kernel image for this GPU",
         pattern=r"no kernel image is available for execution on the device",
         cause="A compiled package (torch, sgl-kernel, FlashInfer) was built without this GPU's architecture.",
@@ -398,9 +427,18 @@ CATALOGUE = (
         link="https://docs.nvidia.com/deploy/cuda-compatibility/",
     ),
     Signature(
+        name="the fabric manager does not run",
+        pattern=r"system not yet initialized|No accelerator \(CUDA",
+        near=r"system not yet initialized",
+        cause="CUDA does not start (error 802): on machines with NVSwitch it waits for NVIDIA's fabric manager.",
+        cure="`systemctl status nvidia-fabricmanager` on the host: it has to run, in exactly the driver's version. "
+        "Without NVSwitch the cause is not known; the report met it with driver 610.",
+        link=f"{_SGLANG}/issues/27487",
+    ),
+    Signature(
         name="no GPU is visible",
         pattern=r"No CUDA GPUs are available|no CUDA-capable device is detected|Torch not compiled with CUDA enabled|"
-        r"Found no NVIDIA driver|invalid device ordinal",
+        r"Found no NVIDIA driver|invalid device ordinal|No accelerator \(CUDA",
         cause="The server sees no GPU, or fewer than --tp needs.",
         cure="nvidia-smi in the same container; --gpus all; CUDA_VISIBLE_DEVICES; a CUDA build of torch.",
         link="https://docs.sglang.io/get_started/install.html",
@@ -432,6 +470,14 @@ CATALOGUE = (
         cause="The GPU or its driver reports a fault.",
         cure="`dmesg -T | grep -i xid` gives the number; NVIDIA's table says whether it is hardware.",
         link="https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Signature(
+        name="one GPU cannot reach another's memory",
+        pattern=r"peer access is not supported between these two devices",
+        cause="Between two of the GPUs this machine allows no peer access, and something wanted it, as a rule the "
+        "custom all-reduce.",
+        cure="--disable-custom-all-reduce; `nvidia-smi topo -p2p r` shows which pairs allow it.",
+        link=f"{_SGLANG}/issues/4814",
     ),
     Signature(
         name="NCCL cannot connect",
@@ -469,9 +515,10 @@ CATALOGUE = (
     Signature(
         name="sizes do not divide",
         pattern=r"(?:AssertionError|ValueError|RuntimeError): "
-        r"(?P<what>.*\b(?:not divisible by|must be divisible by)\b.*)",
-        cause="The parallel sizes do not fit the model: {what}",
-        cure="Choose --tp, --ep and --dp so that they divide heads, experts and each other.",
+        r"(?P<what>.*\b(?:not divisible by|must be divisible by|must be 1 or the same as the tensor parallel)\b.*)",
+        cause="The parallel sizes do not fit the model or each other: {what}",
+        cure="Choose --tp, --ep and --dp so that they divide heads, experts and each other; with --moe-runner-backend "
+        "flashinfer_cutlass or flashinfer_cutedsl --ep is 1 or as --tp.",
         link="https://docs.sglang.io/advanced_features/server_arguments.html",
     ),
     Signature(
