@@ -33,15 +33,16 @@ _MOST_EVENTS = 200
 _TIME = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _ISO_TIME = rf"\d{{4}}-\d\d-\d\d[T ]{_TIME}(?:Z|[+-]\d\d:?\d\d)?"
 # Put before each line, and before one another, by docker logs -t, containerd, journalctl and ts; by kubectl logs
-# --prefix; by docker compose and services; by torchrun and Ray. SGLang's own `[2026-05-22 02:11:00 TP0]` is none.
+# --prefix; by docker compose and services; by torchrun, srun and Ray. SGLang's own `[2026-05-22 02:11:00 TP0]` is none.
 _PREFIX = re.compile(
     r"^(?:"
-    rf"(?:{_ISO_TIME}|[A-Z][a-z]{{2}} [ \d]\d {_TIME})(?: |$)"
-    r"(?:(?:stdout|stderr) [FP](?: |$)|[\w.-]{1,64} [\w.@+-]{1,64}(?:(?<=kernel)|\[\d+\]):(?: |$))?|"
+    rf"(?:{_ISO_TIME}|[A-Z][a-z]{{2}} (?:[ \d]\d {_TIME}|{_ISO_TIME} [A-Z]{{3,5}}))(?: |$)"
+    r"(?:(?:stdout|stderr) [FP](?: |$)|[\w.-]{1,64} [\w./@+-]{1,64}(?:(?<=kernel)|\[\d+\]):(?: |$))?|"
     rf"\[\d{{4}}-\d\d-\d\dT[\d:.,]{{8,18}}(?:Z|[+-]\d\d:?\d\d)?\](?: |$)|"
     r"\[pod/[\w./-]{1,400}\](?: |$)|"
     r"[\w.@-]{1,120} +\| ?|"
-    r"\[rank\d+\]: ?|"
+    r"\[(?:rank|default)\d+\]: ?|"
+    r" {0,3}\d{1,4}:(?: |$)|"
     r"\([\w:]+ pid=\d+(?:, ip=[\d.]+)?\) ?"
     r"){1,5}"
 )

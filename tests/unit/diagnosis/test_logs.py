@@ -28,9 +28,12 @@ WRAPPINGS = {
     "kubectl logs --prefix": "[pod/sglang-0/server] ",
     "kubectl logs --prefix --timestamps": "[pod/sglang-0/server] 2026-11-29T19:48:12.123456789Z ",
     "journalctl": "Nov 29 19:48:12 node-17 python[123]: ",
-    "journalctl -o short-precise": "Nov  9 19:48:12.123456 node-17 sglang.sh[4123]: ",
+    "journalctl -o short-precise": "Nov  9 19:48:12.123456 node-17 docker/sglang-1[4123]: ",
     "journalctl -o short-iso": "2026-11-29T19:48:12+0000 node-17 python3.12[123]: ",
+    "journalctl -o short-full": "Sun 2026-11-29 19:48:12 UTC node-17 python[123]: ",
     "ts": "Nov 29 19:48:12 ",
+    "srun --label": "3: ",
+    "torchrun --tee": "[default3]:",
     "ISO time in brackets": "[2026-11-29T19:48:12+00:00] ",
     "a pod's journal": "Nov 29 19:48:12 node-17 k8s_server[123]: [pod/sglang-0/server] sglang-1 | [rank0]: ",
 }
