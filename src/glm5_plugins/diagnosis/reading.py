@@ -233,6 +233,7 @@ class _Reader:
         self._fatal = False
         self._in_frames = False
         self._ready = False
+        self._traceback: _Line | None = None  # where the first one begins
         self._stage = self._process = self._last = ""
 
     def read(self, raw: str) -> None:
@@ -267,7 +268,9 @@ class _Reader:
         if _READY in text:  # whatever happened before did not keep the server from getting here
             self._events.clear()
             self._open.clear()
+            self._traceback = None
         if _TRACEBACK in text:
+            self._traceback = self._traceback or line
             self._begin_traceback(text)
             return
         raised = self._in_frames and _RAISED.match(text) is not None
@@ -331,6 +334,8 @@ class _Reader:
             return _known(*known[0], root, [signature.name for _, signature, _ in known[1:]])
         if symptoms:
             return _symptom(*symptoms[0])
+        if self._traceback:
+            return _unread(self._traceback, self._stage)
         last = f"Its last line: {self._last[:300]}"
         if self._ready:
             return Diagnosis("no failure", "no failure", f"The log tells of no failure. {last}", "", stage=self._stage)
@@ -372,6 +377,20 @@ def _unknown(event: _Event, later: Iterable[str]) -> Diagnosis:
 def _symptom(event: _Event, signature: Signature) -> Diagnosis:
     cause = f"The log shows a consequence only ({signature.name}). {signature.cause}"
     return Diagnosis("unknown", "unknown", cause, signature.cure, **_place(event))
+
+
+def _unread(head: _Line, stage: str) -> Diagnosis:
+    """A traceback, and not the exception at its end."""
+    return Diagnosis(
+        "unknown",
+        "unknown",
+        "A traceback begins on the line shown, and the exception at its end is missing or cannot be read.",
+        "Read on from that line; what stands before each line, or lines of others in between, may hide the exception.",
+        line=head.number,
+        evidence=head.text.strip()[:500],
+        process=head.process,
+        stage=stage,
+    )
 
 
 def _unfinished(cause: str, stage: str) -> Diagnosis:

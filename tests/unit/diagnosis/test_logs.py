@@ -134,6 +134,18 @@ def test_a_consequence_alone_is_no_cause() -> None:
     assert found.stage == "Load weight begin"
 
 
+@pytest.mark.parametrize("before", [[], [READY]], ids=["starting", "ready"])
+def test_a_traceback_without_its_end_is_no_healthy_log(before: list[str]) -> None:
+    head = "Traceback (most recent call last):"
+    found = diagnose([*before, head, '  File "/sgl/srt/managers/scheduler.py", line 4285, in run_scheduler_process'])
+    assert (found.verdict, found.line, found.evidence) == ("unknown", len(before) + 1, head)
+    assert "cannot be read" in found.cause
+
+
+def test_a_traceback_without_its_end_before_the_server_is_ready_did_not_hinder_it() -> None:
+    assert diagnose(["Traceback (most recent call last):", READY]).verdict == "no failure"
+
+
 def test_a_hang_shows_how_far_it_came() -> None:
     found = read("unknown--hangs-at-init")
     assert (found.verdict, found.stage) == ("unknown", "Init torch distributed begin")
