@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 from glm5_plugins.errors import ConfigurationError
@@ -37,7 +38,8 @@ def enable() -> bool:
         temporary.write_text(LINE)
         temporary.replace(path())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only file system refuses to remove even what is not there
+            temporary.unlink()
         raise _not_writable(error) from None
     return True
 

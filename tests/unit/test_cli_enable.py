@@ -1,5 +1,7 @@
 """`glm5-plugins enable` and `disable`, in a virtual environment of their own."""
 
+import errno
+import os
 import subprocess
 import sys
 import sysconfig
@@ -8,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from glm5_plugins import enable
+from glm5_plugins.errors import ConfigurationError
 from tests.fakes.installation import Installation, with_acme
 
 
@@ -88,6 +92,19 @@ def test_a_folder_that_refuses(own: Installation) -> None:
     assert what.startswith(f"glm5-plugins: {line_of(own)} cannot be changed: ")
     assert "python -m glm5_plugins.launch" in mend
     assert not list(line_of(own).parent.glob("*.tmp"))
+
+
+def test_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses to remove a file that is not there, too."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(enable, "path", lambda: tmp_path / "glm5_plugins.pth")
+    for name in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(ConfigurationError, match="cannot be changed: Read-only file system"):
+        enable.enable()
 
 
 def test_the_line_does_nothing_without_a_variable(own: Installation) -> None:
