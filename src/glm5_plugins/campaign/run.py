@@ -55,10 +55,10 @@ class Campaign:
         """Do what is not yet done, and return the whole journal.
 
         Raises:
-            ConfigurationError: The folder belongs to another plan, other versions, or a campaign that is running.
+            ConfigurationError: The folder cannot be written, or belongs to another plan, other versions, or a campaign
+                that is running.
             Stopped: The baseline's server does not start, so that nothing can be compared.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         with self._alone(), terminable():
             self._check_in()
             if count := end_left_over(self._note):
@@ -280,7 +280,14 @@ class Campaign:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        with (self.folder / ".lock").open("w") as lock:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("w")
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder {self.folder} cannot be written: {error.strerror or error}.", "Give another --out."
+            ) from None
+        with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

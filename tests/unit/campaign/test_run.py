@@ -347,6 +347,15 @@ def test_one_campaign_at_a_time_in_a_folder(make: MakePlan, tmp_path: Path) -> N
     assert process.wait(120) == 130
 
 
+@pytest.mark.parametrize("out", ["a_file", "a_file/out", "no_lock"])
+def test_a_folder_that_cannot_be_written_is_named(make: MakePlan, tmp_path: Path, out: str) -> None:
+    (tmp_path / "a_file").touch()
+    (tmp_path / "no_lock/.lock").mkdir(parents=True)
+    with pytest.raises(ConfigurationError, match=f"The folder {tmp_path / out} cannot be written: ") as refused:
+        Campaign(make(), tmp_path / out).run()
+    assert refused.value.mend == "Give another --out."
+
+
 def test_a_process_that_only_has_the_pid_is_left_alone(tmp_path: Path) -> None:
     """The pid in the note belongs to somebody else by now: its start time differs."""
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
