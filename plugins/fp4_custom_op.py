@@ -12,6 +12,7 @@ FlashInfer's defect is https://github.com/flashinfer-ai/flashinfer/issues/2999.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ class _Replacement:
         return replacement
 
     def fired(self) -> int:
+        if "glm5_plugins.fp4.operator" not in sys.modules:  # nothing was called; and there may be no torch to import
+            return 0
         operator = self._operator
         return operator.fired if operator.is_bound else 0
 

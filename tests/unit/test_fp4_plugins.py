@@ -74,6 +74,20 @@ def test_the_call_that_is_not_replaced_says_why() -> None:
     assert "inside its opaque MoE operator only" in reason
 
 
+def test_calls_are_counted_without_torch(run) -> None:
+    """A start that fails early has a last report too, and may have no PyTorch."""
+    run("""
+        import sys
+        from glm5_plugins.environment import Environment
+        from glm5_plugins.manager import PluginManager
+        manager = PluginManager()
+        manager.load(["fp4_custom_op"])
+        counters = [patch.counter for _, patch in manager.patches(Environment({"sglang": "0.5.9"}))]
+        assert counters and not any(counter() for counter in counters)
+        assert "torch" not in sys.modules
+    """)
+
+
 def test_without_flashinfer_or_with_an_old_one_nothing_applies() -> None:
     assert {verdict for verdict, _ in judged("fp4_custom_op", None).values()} == {NOT_APPLICABLE}
     found = judged("fp4_custom_op", "0.5.9", flashinfer="0.5.3")
