@@ -29,10 +29,7 @@ ARCHITECTURES = ("sm90", "sm100", "sm103", "sm110", "sm120", "sm121")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    own = list(sys.argv[1:] if argv is None else argv)
-    behind = own.index("--") if "--" in own else len(own)
-    arguments = _parser().parse_args(own[:behind])
-    arguments.words = [*getattr(arguments, "words", []), *own[behind + 1 :]]
+    arguments = _read(list(sys.argv[1:] if argv is None else argv))
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         status = run(arguments)
@@ -54,6 +51,19 @@ class UsageError(Glm5Error):
 def _complain(error: Glm5Error, status: int) -> int:
     print(f"glm5-plugins: {error}", file=sys.stderr)
     return status
+
+
+def _read(own: list[str]) -> argparse.Namespace:
+    """Take the command line apart: of `check` and `launch`, what is behind -- is the server's."""
+    takes_command = own[:1] in (["check"], ["launch"])
+    behind = own.index("--") if takes_command and "--" in own else len(own)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(own[:behind])
+    if unknown:
+        hint = "; put the server's command behind --" if takes_command and behind == len(own) else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    arguments.words = [*getattr(arguments, "words", []), *own[behind + 1 :]]
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
