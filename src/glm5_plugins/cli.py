@@ -66,11 +66,24 @@ def _read(own: list[str]) -> argparse.Namespace:
     return arguments
 
 
+class _Version(argparse.Action):
+    """Looks the version up only where it is asked for: that takes longer than the rest of the parser."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        from importlib.metadata import version
+
+        print(f"glm5-plugins {version('glm5-plugins')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="glm5-plugins",
         description="What the plugins named in GLM5_PLUGINS do, and whether they would be in force here.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:

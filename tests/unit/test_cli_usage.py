@@ -1,7 +1,10 @@
-"""How `glm5-plugins` takes its arguments: what goes behind `--`."""
+"""How `glm5-plugins` takes its arguments: what goes behind `--`, the version, `python -m`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,16 @@ def test_arguments_of_any_command_may_stand_behind_the_separator(
     assert cli.main(["explain", "--", "ep"]) == cli.FINE
     assert cli.main(["report", "--", str(tmp_path)]) == cli.NOT_IN_FORCE
     assert "holds no report" in capsys.readouterr().out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"glm5-plugins {version('glm5-plugins')}\n"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "glm5_plugins", "explain", "nothing-like-it"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == cli.USAGE
+    assert done.stderr.startswith("glm5-plugins: There is no plugin or profile 'nothing-like-it'.")
