@@ -9,6 +9,7 @@ Exit status: 0 fine; 1 a requested plugin would not be in force, or a command co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,7 +18,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -29,28 +30,56 @@ ARCHITECTURES = ("sm90", "sm100", "sm103", "sm110", "sm120", "sm121")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status."""
-    arguments = _read(list(sys.argv[1:] if argv is None else argv))
-    run: Callable[[argparse.Namespace], int] = arguments.run
+    _mend_streams()
     try:
-        status = run(arguments)
-        sys.stdout.flush()
-        return status
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()  # here it can still be told that this fails
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `glm5-plugins list | head`
+        status = FINE
+    except OSError as error:
+        what = filter(None, [error.filename, error.strerror])
+        status = _complain(": ".join(map(str, what)) or error, NOT_IN_FORCE)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes it at exit, and complains
+    return status
+
+
+def _run(own: list[str]) -> int:
+    try:
+        arguments = _read(own)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        return run(arguments)
     except UsageError as error:
         return _complain(error, USAGE)
     except Glm5Error as error:
         return _complain(error, NOT_IN_FORCE)
-    except BrokenPipeError:  # `glm5-plugins list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FINE
 
 
 class UsageError(Glm5Error):
     """The command line names something that does not exist."""
 
 
-def _complain(error: Glm5Error, status: int) -> int:
-    print(f"glm5-plugins: {error}", file=sys.stderr)
+def _complain(error: object, status: int) -> int:
+    with contextlib.suppress(OSError):  # nor can this be told then
+        print(f"glm5-plugins: {error}", file=sys.stderr)
     return status
+
+
+def _mend_streams() -> None:
+    """Let no text be one that cannot be read or written, and let a closed stream be an empty one."""
+    for name, mode, errors in (
+        ("stdin", "r", "replace"),
+        ("stdout", "w", "backslashreplace"),
+        ("stderr", "w", "backslashreplace"),
+    ):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by `<&-` or `>&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _read(own: list[str]) -> argparse.Namespace:
