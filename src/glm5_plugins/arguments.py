@@ -111,7 +111,7 @@ def flags(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> list[st
         if field not in by_field:
             raise ConfigurationError(
                 f"The server argument {field!r}, which a plugin or profile wants, is none of this SGLang.",
-                did_you_mean(field, by_field),
+                did_you_mean(field, by_field, "`python -m sglang.launch_server --help`"),
             )
         spelled += _spell(by_field[field], field, value)
     return spelled

@@ -205,7 +205,8 @@ def _explain(arguments: argparse.Namespace) -> int:
         return _explain_profile(profile.load(arguments.name), arguments.json)
     if arguments.name not in known:
         names = [*known, *profile.known()]
-        raise UsageError(f"There is no plugin or profile {arguments.name!r}.", did_you_mean(arguments.name, names))
+        near = did_you_mean(arguments.name, names, "`glm5-plugins list` or `profiles`")
+        raise UsageError(f"There is no plugin or profile {arguments.name!r}.", near)
     row = doctor.examine_plugin(arguments.name, Environment(), doctor.requested())
     bad = row.requested and row.stops_a_launch
     if arguments.json:

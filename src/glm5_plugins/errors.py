@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
+from heapq import nlargest
+from itertools import pairwise
+
+_MOST = 10
+_SHOWN_BY = (
+    ("--", "`python -m sglang.launch_server --help`"),
+    ("GLM5_", "`glm5-plugins env`"),
+    ("", "`glm5-plugins list`"),
+)
 
 
 class Glm5Error(Exception):
@@ -49,11 +59,37 @@ def stop(error: Glm5Error) -> SystemExit:
     return SystemExit(f"glm5-plugins: {error}")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `Did you mean 'x'?` for the nearest known name, or the list of known names."""
+def did_you_mean(name: str, known: Iterable[str], shown_by: str = "") -> str:
+    """Return `Did you mean 'x'?` for the nearest known name, or the known names, ten at most.
+
+    Args:
+        name: What is not known.
+        known: What is.
+        shown_by: The command that shows all known names; by default the one for flags, variables or plugins.
+    """
     choices = sorted(known)
-    folded = {choice.casefold().replace("-", "_"): choice for choice in choices}
-    near = get_close_matches(name.casefold().replace("-", "_"), folded, n=1, cutoff=0.6)
+    spelled = {_fold(choice): choice for choice in choices}
+    wanted, pairs = _fold(name), _pairs(_fold(name))
+
+    def shared(other: str) -> float:
+        return len(pairs & _pairs(other)) / (len(pairs) + len(_pairs(other)))
+
+    # Letter by letter, one name takes 50 µs, and there are hundreds of flags.
+    near = get_close_matches(wanted, nlargest(_MOST, spelled, key=shared), n=1, cutoff=0.6)
     if near:
-        return f"Did you mean {folded[near[0]]!r}?"
-    return f"Known: {', '.join(choices) or 'none'}."
+        return f"Did you mean {spelled[near[0]]!r}?"
+    more = len(choices) - _MOST
+    if more <= 0:
+        return f"Known: {', '.join(choices) or 'none'}."
+    shown_by = shown_by or next(command for start, command in _SHOWN_BY if choices[0].startswith(start))
+    return f"Known: {', '.join(choices[:_MOST])} and {more} more, which {shown_by} shows."
+
+
+def _fold(name: str) -> str:
+    return name.casefold().replace("-", "_")
+
+
+@lru_cache(maxsize=1024)
+def _pairs(name: str) -> frozenset[str]:
+    """The pairs of letters side by side, those at both ends among them."""
+    return frozenset(map("".join, pairwise(f" {name} ")))
