@@ -32,6 +32,12 @@ def _path_of(module: str) -> str:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = find_spec(f"{module}.__main__")
     except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # MODULE is there, and imports what is not
+            package = module.partition(".")[0]
+            raise SystemExit(
+                f"glm5-plugins: {package} cannot be imported: there is no module named {error.name!r}.\n"
+                "  Install the package that has it into this environment."
+            ) from None
         raise SystemExit(f"glm5-plugins: no module named {error.name!r}\n  {USAGE}") from None
     if spec is None or spec.origin is None:
         raise SystemExit(f"glm5-plugins: no module named {module!r} that can be run\n  {USAGE}")

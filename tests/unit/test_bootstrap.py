@@ -344,6 +344,17 @@ def test_the_launcher_names_a_module_that_does_not_exist(launch):
     assert "no module named 'sglang_absent'" in done.stderr
 
 
+@pytest.mark.parametrize("module", ["sglang.launch_server", "sglang"])
+def test_the_launcher_names_what_sglang_lacks(launch, package, module):
+    package({"sglang/__init__.py": "import numpy_absent", "sglang/launch_server.py": "", "sglang/__main__.py": ""})
+    done, _ = launch("-m", "glm5_plugins.launch", module)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "glm5-plugins: sglang cannot be imported: there is no module named 'numpy_absent'.\n"
+        "  Install the package that has it into this environment.\n"
+    )
+
+
 def test_the_line_does_nothing_without_a_variable_and_only_waits_with_one(site, run):
     root = site("0.5.9")
     (root / "glm5_plugins.pth").write_text(LINE)
