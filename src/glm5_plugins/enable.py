@@ -9,7 +9,14 @@ from pathlib import Path
 
 from glm5_plugins.errors import ConfigurationError
 
-LINE = 'import os; any(n.startswith("GLM5_") for n in os.environ) and __import__("glm5_plugins.autostart")\n'
+# Python runs it still where the package is gone, as `pip uninstall` leaves it there.
+LINE = (
+    'import os; any(n.startswith("GLM5_") for n in os.environ)'
+    ' and __import__("importlib.util").util.find_spec("glm5_plugins")'
+    ' and __import__("glm5_plugins.autostart")\n'
+)
+EARLIER = ('import os; any(n.startswith("GLM5_") for n in os.environ) and __import__("glm5_plugins.autostart")\n',)
+"""What other versions wrote, which brings the layer in as well."""
 
 
 def path() -> Path:
@@ -18,20 +25,24 @@ def path() -> Path:
 
 
 def enabled() -> bool:
-    """Whether this environment has the line, as this version writes it."""
+    """Whether this environment has the line, as this version writes it or an earlier one did."""
+    return _there() in (LINE, *EARLIER)
+
+
+def _there() -> str:
     try:
-        return path().read_text() == LINE
+        return path().read_text()
     except OSError:
-        return False
+        return ""
 
 
 def enable() -> bool:
-    """Write the line; return whether it was not there yet.
+    """Write the line; return whether it was not there yet, as this version writes it.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
-    if enabled():
+    if _there() == LINE:
         return False
     temporary = path().with_suffix(f".{os.getpid()}.tmp")
     try:

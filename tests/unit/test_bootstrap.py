@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -353,6 +354,15 @@ def test_the_launcher_names_what_sglang_lacks(launch, package, module):
         "glm5-plugins: sglang cannot be imported: there is no module named 'numpy_absent'.\n"
         "  Install the package that has it into this environment.\n"
     )
+
+
+def test_the_line_is_harmless_where_the_package_is_gone(tmp_path):
+    """As after `pip uninstall`, which leaves the line there; -S, that nothing else is on the path."""
+    (tmp_path / "glm5_plugins.pth").write_text(LINE)
+    code = f"import site; site.addsitedir({str(tmp_path)!r})"
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, env={"GLM5_PLUGINS": "ep"}, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_line_does_nothing_without_a_variable_and_only_waits_with_one(site, run):

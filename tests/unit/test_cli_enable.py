@@ -133,6 +133,17 @@ def test_the_commands_work_where_the_line_would_stop_a_launch(own: Installation)
     assert "GLM5_PLUGINS names an unknown plugin 'nonsense'." in done.stdout
 
 
+@pytest.mark.parametrize("earlier", enable.EARLIER)
+def test_a_line_of_an_earlier_version_counts_and_is_renewed(own: Installation, earlier: str) -> None:
+    own.sglang("0.5.9")
+    line_of(own).write_text(earlier)
+    diagnosis = own.json("doctor")
+    assert next(way["open"] for way in diagnosis["ways"] if way["name"] == ".pth line")
+    assert diagnosis["findings"] == []
+    assert own.json("enable")["changed"]
+    assert line_of(own).read_text() == enable.LINE
+
+
 def test_a_line_of_another_version_is_pointed_out(own: Installation) -> None:
     line_of(own).write_text("import os\n")
     (finding,) = own.json("doctor")["findings"]
