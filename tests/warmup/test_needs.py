@@ -68,6 +68,30 @@ def test_a_model_that_is_not_fp4_needs_nothing() -> None:
     assert modules(Launch((12, 0), quantization="fp8", moe_runner="flashinfer_cutlass")) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "what", "mend"),
+    [
+        ({"moe_runner": "flashinfer_cutlas"}, "--moe-runner-backend 'flashinfer_cutlas'", "'flashinfer_cutlass'?"),
+        ({"fp4_gemm": "flashinfer-cudn"}, "--fp4-gemm-backend 'flashinfer-cudn'", "'flashinfer_cudnn'?"),
+        ({"attention": "sparse_mla"}, "--attention-backend 'sparse_mla'", "Did you mean "),
+        ({"fp4_gemm": "zzzz"}, "--fp4-gemm-backend 'zzzz'", "Known: auto, cutlass, "),
+    ],
+)
+def test_a_backend_that_no_sglang_has(given: dict[str, str], what: str, mend: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        launches.of_flags((12, 0), env(), **{"moe_runner": "auto", "fp4_gemm": "auto", **given})
+    assert refused.value.what == f"{what} is a value of no SGLang from 0.5.8 on."
+    assert mend in refused.value.mend
+
+
+def test_every_backend_of_the_table_is_one_that_may_be_given() -> None:
+    for rule in needs.RULES:
+        for moe_runner in rule.moe_runner or {"auto"}:
+            for fp4_gemm in rule.fp4_gemm or {"auto"}:
+                for attention in rule.attention or {""}:
+                    launches.of_flags((12, 0), env(), moe_runner=moe_runner, fp4_gemm=fp4_gemm, attention=attention)
+
+
 @pytest.mark.parametrize("rule", needs.RULES, ids=lambda rule: rule.name)
 def test_a_window_with_an_end_says_what_ends_it(rule: needs.Rule) -> None:
     assert rule.ends or not any(Window.parse(text).has_end for text in rule.requires)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glm5_plugins.environment import Environment, Place, Window
-from glm5_plugins.errors import ConfigurationError
+from glm5_plugins.errors import ConfigurationError, did_you_mean
 from glm5_plugins.warmup.needs import Arch, Launch, fp4_gemm_default
 
 _FP4_GEMM = "sglang.srt.layers.quantization.fp4_utils:get_fp4_gemm_runner_backend"
@@ -25,6 +25,7 @@ _ATTENTION = (
     ("sglang>=0.5.8", ("attention_backend", "prefill_attention_backend", "decode_attention_backend")),
     ("sglang>=0.5.13", ("dsa_prefill_backend", "dsa_decode_backend")),  # named nsa_* before
 )
+_OF_DSA = ("--dsa-prefill-backend", "--dsa-decode-backend", "--nsa-prefill-backend", "--nsa-decode-backend")
 
 
 def of_server(model_runner: Any, arch: Arch, env: Environment) -> Launch:
@@ -65,7 +66,7 @@ def of_model(
         attention: `--attention-backend`, or one of DSA; empty for none that matters.
 
     Raises:
-        ConfigurationError: The folder holds no model that can be read.
+        ConfigurationError: The folder holds no model that can be read, or a backend is none of any SGLang.
     """
     config = _json(folder / "config.json")
     quantization = config.get("quantization_config") or {}
@@ -77,13 +78,30 @@ def of_model(
 
 
 def of_flags(arch: Arch, env: Environment, *, moe_runner: str, fp4_gemm: str, attention: str = "") -> Launch:
-    """A launch of an NVFP4 model with experts; see `of_model`."""
+    """A launch of an NVFP4 model with experts; see `of_model`.
+
+    Raises:
+        ConfigurationError: A backend is none of any SGLang.
+    """
+    _be_one_of("--moe-runner-backend", moe_runner)
+    _be_one_of("--fp4-gemm-backend", fp4_gemm)
+    if attention:
+        _be_one_of("--attention-backend", attention, *_OF_DSA)
     return Launch(
         arch=arch,
         moe_runner=moe_runner,
         fp4_gemm=fp4_gemm_default(arch, env) if fp4_gemm == "auto" else fp4_gemm,
         attention=frozenset({attention} - {""}),
     )
+
+
+def _be_one_of(option: str, value: str, *others: str) -> None:
+    from glm5_plugins import flags  # not in a server: it knows its own
+
+    known = {choice for name in (option, *others) for flag in flags.with_option(name) for choice in flag.choices or ()}
+    if value not in known:
+        what = f"{option} {value!r} is a value of no SGLang from {flags.versions()[0]} on."
+        raise ConfigurationError(what, did_you_mean(value, known, "`python -m sglang.launch_server --help`"))
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
