@@ -21,7 +21,7 @@ from glm5_plugins.settings.model import read
 
 from glm5_plugins import Environment, Outcome, Patch, PluginSettings, Verdict, hookimpl
 from glm5_plugins.prefill import checking
-from glm5_plugins.prefill.asking import BREAKABLE_RULES, COMPILE_RULES, pass_by, prefill_runner
+from glm5_plugins.prefill.asking import BREAKABLE_RULES, COMPILE_RULES, GONE, pass_by, prefill_runner
 from glm5_plugins.prefill.compiling import COMPILATIONS, Compilation
 from glm5_plugins.prefill.upstream import NOTHING_COMPILES
 from glm5_plugins.rules import Choice, Launch, decide
@@ -136,4 +136,5 @@ def _reserved() -> int:
 def glm5_outcome(env: Environment) -> Outcome | None:
     """In the main process what was asked for; in a scheduler what came of it."""
     order = (Verdict.FAILED, Verdict.DEAD, Verdict.APPLIED, Verdict.NOT_APPLICABLE)
-    return min(_found, key=lambda outcome: order.index(outcome.verdict), default=_choice.outcome)
+    chosen = _choice.outcome if env.is_child else _choice.foreseen((GONE,), env)
+    return min(_found, key=lambda outcome: order.index(outcome.verdict), default=chosen)

@@ -200,6 +200,7 @@ def _general(reason: str, env: Environment) -> str:
     """A reason without the version it was given for."""
     for name in ("sglang", "flashinfer-python"):
         reason = re.sub(rf"{name} {re.escape(str(env.version_text(name)))}: ", "", reason)
+    reason = reason.replace(f"SGLang {env.version_text('sglang')} ", "this SGLang ")
     return re.sub(r"^[\w.]+:[\w.]+: (refused: )?", "", reason)
 
 

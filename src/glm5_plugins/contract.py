@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from glm5_plugins import callers, source
+from glm5_plugins import callers, seams, source
 from glm5_plugins.environment import Environment, Place, Window
 from glm5_plugins.manager import BUNDLED, PluginManager
 from glm5_plugins.patching import Patch, Probe
-from glm5_plugins.seams import SEAMS
 from glm5_plugins.wheels import IMPORTED_AS
 
 _DISTRIBUTIONS = {package: distribution for distribution, package in IMPORTED_AS.items()}
@@ -59,8 +58,10 @@ class Breach:
 def contracts(env: Environment, plugins: Iterable[str] = BUNDLED) -> list[Contract]:
     """The contracts of the layer itself and of plugins, as they declare them in these surroundings."""
     found = [
-        Contract("the layer", seam.target, seam.needs, (Window.parse(seam.requires),), seam.outside) for seam in SEAMS
+        Contract("the layer", seam.target, seam.needs, (Window.parse(seam.requires),), seam.outside)
+        for seam in seams.SEAMS
     ]
+    found += [Contract("the layer", target, (), (Window.parse(seams.REQUIRES),)) for target in seams.RELIED_ON]
     for name in plugins:
         found += [of_patch(f"plugin {name!r}", patch) for patch in patches(name, env)]
     return found

@@ -22,10 +22,11 @@ from typing import Any, Literal
 
 import pluggy
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from pydantic_core import PydanticUndefined
 
 from glm5_plugins import enable, hookspecs, seams, source
-from glm5_plugins.environment import Environment
+from glm5_plugins.environment import Environment, Window
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
 from glm5_plugins.findings import Finding
 from glm5_plugins.manager import GROUP, Plugin, PluginManager
@@ -326,10 +327,17 @@ def _verdict(plugin: Plugin, patches: Sequence[PatchRow], env: Environment) -> t
             return typing.cast(Standing, outcome.verdict.value), outcome.reason
         return "ready", "by " + ", ".join(hooks)
     for standing in ("not needed", "not applicable"):
-        for patch in patches:
-            if patch.verdict == standing:
-                return patch.verdict, patch.reason
+        idle = [patch for patch in patches if patch.verdict == standing]
+        if idle:
+            last = max(idle, key=_ends_at)  # the plugin as a whole was needed for as long as this one
+            return last.verdict, last.reason
     return "not applicable", "it has no patch and no hook for this installation"
+
+
+def _ends_at(patch: PatchRow) -> list[Version]:
+    """The upper bounds of its windows; none is least, as of a patch that is idle for another reason."""
+    bounds = [part for text in patch.requires for part in Window.parse(text).requirement.specifier]
+    return sorted((Version(part.version) for part in bounds if part.operator == "<"), reverse=True)
 
 
 def _is_strict() -> bool:

@@ -19,6 +19,9 @@ from glm5_plugins.probes import SourceHas
 if TYPE_CHECKING:
     from glm5_plugins.bootstrap import Layer
 
+REQUIRES = "sglang>=0.5.8"
+"""The versions that the layer is made for."""
+
 # Each goes around one call of the original: (layer, original, bound arguments, proceed).
 Around = Callable[["Layer", "dict[str, Any]", Callable[[], Any]], Any]
 
@@ -143,7 +146,7 @@ class Seam:
     target: str
     around: Around
     needs: tuple[str, ...] = ()
-    requires: str = "sglang>=0.5.8"
+    requires: str = REQUIRES
     ends: str = ""
     outside: Probe | None = None
 

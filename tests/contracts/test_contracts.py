@@ -39,6 +39,11 @@ def test_a_build_from_source_is_judged_as_its_release(sglang_env: Environment) -
         assert (name, unknown.in_force, unknown.stops_a_launch) == (name, known.in_force, known.stops_a_launch)
 
 
+@pytest.mark.parametrize("target", seams.RELIED_ON_IN_INSTANCES)
+def test_what_the_layer_reads_from_instances_is_set_on_them(sglang_env: Environment, target: str) -> None:
+    assert "it is set on instances by `GroupCoordinator.__init__`" in str(source.lacks(target, (), sglang_env.roots))
+
+
 def test_every_patch_keeps_copies_that_exist_in_some_release() -> None:
     kept: dict[tuple[str, str], set[str]] = {}
     for env in ENVIRONMENTS:

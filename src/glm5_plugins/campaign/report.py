@@ -199,7 +199,7 @@ def _in_force(journal: Journal) -> Table:
 def _failure(start: Start) -> Failure:
     found = start.diagnosis or {}
     cause = found.get("cause", "")
-    if found.get("verdict") == "no failure":
+    if not found.get("line"):  # no failure was found
         stage = f" It came as far as: {found['stage']}." if found.get("stage") else ""
         cause = f"{cause}{stage}"
     return Failure(

@@ -35,7 +35,7 @@ def breakable_fails(launch: Launch) -> bool:
     return launch.checkpoint.mla and launch.is_sglang(">=0.5.11,<0.5.17")
 
 
-_GONE = Rule(
+GONE = Rule(
     Does.NOT_NEEDED,
     "{sglang} has no prefill graph that torch.compile makes, so nothing asks for fullgraph",
     sglang=">=0.5.22",
@@ -72,7 +72,7 @@ _ASK = (
 
 BREAKABLE_RULES = {
     "auto": (
-        _GONE,
+        GONE,
         _CHOSEN,
         _NO_GPU,
         _DEFAULT,
@@ -103,7 +103,7 @@ BREAKABLE_RULES = {
             "Set GLM5_NO_FULLGRAPH_MODE=compile, or use SGLang 0.5.17 or later.",
             when=breakable_fails,
         ),
-        _GONE,
+        GONE,
         _CHOSEN,
         _NO_GPU,
         _DEFAULT,
@@ -112,7 +112,7 @@ BREAKABLE_RULES = {
 }
 
 COMPILE_RULES = (
-    _GONE,
+    GONE,
     Rule(
         Does.NOT_APPLICABLE,
         "GLM5_NO_FULLGRAPH_MODE=compile chooses no server arguments: it is in force where SGLang compiles the model, "
