@@ -14,6 +14,7 @@ from typing import Any
 
 from glm5_plugins import flags
 from glm5_plugins.arguments import given as given_by
+from glm5_plugins.bootstrap import check_variables
 from glm5_plugins.command import Command
 from glm5_plugins.environment import Environment
 from glm5_plugins.errors import Glm5Error, did_you_mean
@@ -94,9 +95,8 @@ def judge(
         if asked != known:
             findings.append(Finding("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
         findings += [Finding("warning", note) for note in command.notes]
-        if given or not findings:
-            _apply(command, found, env, chosen)
-    findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.level))
+        _apply(command, found, env, chosen, understood=bool(given) or not findings)
+    findings[:] = sorted(dict.fromkeys(findings), key=lambda one: ("error", "warning", "note").index(one.level))
     return found
 
 
@@ -287,11 +287,12 @@ def _value(name: str, value: Any, meant: Sequence[flags.Flag], findings: list[Fi
 # --- profile and plugins -------------------------------------------------------------------------------------
 
 
-def _apply(command: Command, found: Judgement, env: Environment, in_force: Profile | None) -> None:
-    """Let the profile and the plugins go to work on what was given."""
+def _apply(command: Command, found: Judgement, env: Environment, in_force: Profile | None, understood: bool) -> None:
+    """Let the profile and the plugins go to work on what was given, as far as that is understood."""
     try:
-        take_from_profile({} if in_force is None else in_force.defaults)
-        settings = read(HostSettings)
+        manager = _load(found, in_force)
+        if not understood:
+            return
         complete = dict(found.given)
         added: dict[str, tuple[str, Any]] = {}
         if in_force is not None:
@@ -299,12 +300,6 @@ def _apply(command: Command, found: Judgement, env: Environment, in_force: Profi
             extra = in_force.arguments_for(Launch(env, complete))
             added = {name: (f"profile {in_force.name}", value) for name, value in extra.items()}
             complete |= extra
-        manager = PluginManager()
-        manager.load([name for name in settings.plugins if name in PluginManager.known()])
-        for name in settings.plugins:
-            if name not in PluginManager.known():
-                what = f"GLM5_PLUGINS names an unknown plugin {name!r}."
-                found.findings.append(Finding("error", what, did_you_mean(name, PluginManager.known())))
         added |= _of_plugins(manager, env, complete, found)
         complete |= {name: value for name, (_, value) in added.items()}
         launch = Launch(env, complete)
@@ -317,6 +312,31 @@ def _apply(command: Command, found: Judgement, env: Environment, in_force: Profi
         found.command = _whole(command, found, extra_words)
     finally:
         take_from_profile({})
+
+
+def _load(found: Judgement, in_force: Profile | None) -> PluginManager:
+    """The plugins that are asked for, with everything refused that the layer refuses before it loads them."""
+    manager = PluginManager()
+    with _refusals(found):
+        check_variables()
+    with _refusals(found):
+        check_variables({} if in_force is None else in_force.options)
+    take_from_profile({} if in_force is None else in_force.defaults)
+    with _refusals(found):
+        manager.load(read(HostSettings).plugins)
+    for plugin in manager:
+        with _refusals(found):
+            if plugin.options is not None:
+                read(plugin.options)
+    return manager
+
+
+@contextlib.contextmanager
+def _refusals(found: Judgement) -> Iterator[None]:
+    try:
+        yield
+    except Glm5Error as error:
+        found.findings.append(Finding("error", error.what, error.mend))
 
 
 def _of_plugins(

@@ -149,6 +149,53 @@ def test_an_unknown_plugin_in_the_command() -> None:
     assert errors(found) == [("GLM5_PLUGINS names an unknown plugin 'epp'.", "Did you mean 'ep'?")]
 
 
+MISTAKEN = 'summary = "s"\nsglang = ">=0.5.9"\nhardware = "h"\nsource = []\nplugins = ["fp4_warmup"]\n'
+
+
+@pytest.mark.parametrize(
+    ("typed", "what", "mend"),
+    [
+        ("GLM5_PLUGIN=ep", "GLM5_PLUGIN is not a variable of glm5-plugins.", "Did you mean 'GLM5_PLUGINS'?"),
+        (
+            "GLM5_PLUGINS=fp4_warmup GLM5_FP4_WARMUP_TIMEOUT_S=abc",
+            "GLM5_FP4_WARMUP_TIMEOUT_S='abc' is not valid: ",
+            "Correct the value",
+        ),
+        ("GLM5_ON_ERROR=loud", "GLM5_ON_ERROR='loud' is not valid: ", "Correct the value"),
+        ("GLM5_PLUGINS=fp4_graph_break", "'fp4_graph_break' needs 'no_fullgraph'", "Set GLM5_PLUGINS="),
+    ],
+)
+def test_a_variable_that_stops_the_launch_stops_here_too(typed: str, what: str, mend: str) -> None:
+    """Case 8."""
+    found = judge(read([f"{typed} sglang serve --model X --tpp 1"]), "0.5.23", "sm120")
+    assert len(errors(found)) == 2
+    assert what in errors(found)[1][0]
+    assert errors(found)[1][1].startswith(mend)
+
+
+@pytest.mark.parametrize(
+    ("option", "what"),
+    [
+        ("GLM5_FP4_WARMUP_TIMEOUT", "GLM5_FP4_WARMUP_TIMEOUT is not a variable of glm5-plugins."),
+        ("GLM5_FP4_WARMUP_TIMEOUT_S", "The profile's GLM5_FP4_WARMUP_TIMEOUT_S='many' is not valid: "),
+    ],
+)
+def test_a_variable_of_the_profile_that_stops_the_launch(option: str, what: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'{MISTAKEN}options = {{ {option} = "many" }}\n')
+    assert [what in error for error, _ in errors(check(profile=str(file)))] == [True]
+
+
+def test_an_option_that_a_plugin_reads_at_once_is_complained_of_once() -> None:
+    found = judge(read(["GLM5_PLUGINS=ep GLM5_EP_SIZE=0 sglang serve --model X"]), "0.5.23", "sm120")
+    assert ["GLM5_EP_SIZE='0'" in error for error, _ in errors(found)] == [True]
+
+
+def test_plugins_are_not_asked_about_a_command_line_that_is_not_understood() -> None:
+    found = judge(read(["GLM5_PLUGIN=ep GLM5_PLUGINS=mscclpp sglang serve --model X --tp"]), "0.5.23", "sm120")
+    assert (len(errors(found)), found.outcomes) == (2, {})
+
+
 def test_the_whole_command_can_be_pasted() -> None:
     found = judge(read(["A='b c' python -m sglang.launch_server --model X --port $PORT"]), "0.5.23", "sm120")
     assert found.command == "A='b c' python -m sglang.launch_server --model X --port $PORT"
