@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 from glm5_plugins import flags
 from glm5_plugins.arguments import given as given_by
 from glm5_plugins.bootstrap import check_variables
-from glm5_plugins.command import Command
+from glm5_plugins.command import Command, is_filled_in
 from glm5_plugins.environment import Environment
 from glm5_plugins.errors import Glm5Error, did_you_mean
 from glm5_plugins.findings import Finding
@@ -94,7 +93,7 @@ def judge(
         found = Judgement(asked, known, Launch(env, {}).architecture, given=given, findings=findings)
         if asked != known:
             findings.append(Finding("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
-        findings += [Finding("warning", note) for note in command.notes]
+        findings += command.findings
         _apply(command, found, env, chosen, understood=bool(given) or not findings)
     findings[:] = sorted(dict.fromkeys(findings), key=lambda one: ("error", "warning", "note").index(one.level))
     return found
@@ -202,7 +201,9 @@ def _unknown(words: Sequence[str], version: str, foreign: bool) -> Iterator[Find
     for word in words:
         option = word.partition("=")[0]
         if not option.startswith("--"):
-            if not behind_unknown:
+            if is_filled_in(word):
+                yield Finding("note", f"{word} is filled in by a shell: not judged.")
+            elif not behind_unknown:
                 mend = "Quote it with its flag, or take it out."
                 yield Finding("error", f"{word!r} belongs to no flag of SGLang {version}.", mend)
             continue
@@ -261,12 +262,13 @@ def _retired(typed: Sequence[flags.Flag], version: str) -> Iterator[Finding]:
 
 
 def _value(name: str, value: Any, meant: Sequence[flags.Flag], findings: list[Finding]) -> Any:
-    """A value as SGLang would have it; None for one that only a shell can tell."""
-    if isinstance(value, str) and value.startswith("$"):
-        findings.append(Finding("note", f"{meant[0].options[0]} {value} is a variable of the shell: not judged."))
-        return None
+    """A value as SGLang would have it; None for one that only a shell can tell and that must be of a kind."""
     flag = next((one for one in meant if one.kind in ("value", "append")), meant[0])
     values = value if isinstance(value, list) else [value]
+    open_ = [one for one in values if isinstance(one, str) and is_filled_in(one)]
+    findings += [Finding("note", f"{flag.options[0]} {one} is filled in by a shell: not judged.") for one in open_]
+    if open_ and (flag.type or flag.choices):
+        return None
     for one in values:
         if isinstance(one, str) and one in flags.FORK_VALUES:
             what = f"{flag.options[0]} {one} exists in no SGLang wheel; it is of {flags.FORK_VALUES[one]}."
@@ -398,20 +400,12 @@ def _spell(added: Mapping[str, tuple[str, Any]], found: Judgement) -> list[str]:
 
 
 def _whole(command: Command, found: Judgement, extra: Sequence[str]) -> str:
-    """The command with everything that would be added."""
-    front = [word for word in command.front if word != "--"] or ("python", "-m", "sglang.launch_server")
+    """The command with everything that would be added; empty where it stands inside a word of another."""
+    if command.inside:
+        return ""
     # In front of a container's command they would be set outside of it: they go behind -e, by a person.
     variables = {} if command.in_container else found.variables
-    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    for word in front:
-        name, is_set, value = word.partition("=")
-        words.append(f"{name}={_quote(value)}" if is_set and name.isidentifier() else _quote(word))
-    return " ".join([*words, *map(_quote, [*command.flags, *extra])])
-
-
-def _quote(word: str) -> str:
-    """Quote for a shell, but leave its variables to it."""
-    return word if re.fullmatch(r"[\w@%+=:,./$-]+", word) else shlex.quote(word)
+    return command.with_program().setting(variables).adding(extra).text
 
 
 @contextlib.contextmanager

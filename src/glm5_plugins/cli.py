@@ -347,7 +347,8 @@ def _launch(arguments: argparse.Namespace) -> int:
     if arguments.profile:
         environment["GLM5_PROFILE"] = arguments.profile
     sys.stdout.flush()
-    os.execvpe(typed.program[0], typed.program, environment)
+    program = typed.with_layer().program
+    os.execvpe(program[0], program, environment)
 
 
 def _env(arguments: argparse.Namespace) -> int:

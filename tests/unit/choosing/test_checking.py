@@ -112,7 +112,24 @@ def test_variables_of_the_shell_are_not_judged() -> None:
     found = judge(read([DOCKER]), None, "sm100")
     assert found.sound
     assert found.version == "0.5.10.post1"
-    assert any(r.what.startswith("--port $PORT is a variable of the shell") for r in found.findings)
+    assert any(r.what.startswith("--port $PORT is filled in by a shell") for r in found.findings)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    ["$ARGS", '"$@"', "${EXTRA}", "--tp $(nproc)", "--tp 8 # eight GPUs", "--tp 8\nsleep 1", "--lora-paths a=<b>"],
+)
+def test_a_start_script_is_judged_as_far_as_it_goes(behind: str) -> None:
+    script = "# start it's server\npython -m sglang.launch_server --model-path X "
+    assert errors(judge(read([script + behind]), "0.5.23", "sm120")) == []
+    assert len(errors(judge(read([f"{script} --bogus 1 {behind}"]), "0.5.23", "sm120"))) == 1
+
+
+def test_what_stands_behind_a_part_for_the_shell_is_judged() -> None:
+    for part in ("$(nproc)", "`nproc`", "$TP"):
+        found = judge(read([f"sglang serve --model X --tp {part} --bogus 1"]), "0.5.23", "sm120")
+        assert [what.partition(" ")[0] for what, _ in errors(found)] == ["--bogus"]
+        assert any(one.what.startswith(f"--tp-size {part} is filled in by a shell") for one in found.findings)
 
 
 def test_the_rules_of_the_models_own_profiles() -> None:

@@ -79,7 +79,89 @@ def test_windows_line_ends() -> None:
 def test_a_backslash_with_a_space_behind_it_is_noted() -> None:
     found = read(["sglang serve --model X \\ \n --tp 8"])
     assert found.flags == ("--model", "X", "--tp", "8")
-    assert found.notes == ("a backslash has something behind it: the line does not go on there",)
+    assert [(one.level, one.what) for one in found.findings] == [
+        ("error", "A backslash has something behind it: the line does not go on there.")
+    ]
+    assert read(["sglang", "serve", "--model", "X", " "]).findings == found.findings
+
+
+SCRIPT = """\
+#!/bin/bash
+# start it's server
+export NCCL_P2P_LEVEL=SYS
+cd /srv && \\
+A=1 python3 -m sglang.launch_server --model-path X\\
+   --tp 8 \\
+   > server.log --lora-paths a=<b> --port=$PORT  # eight GPUs
+sleep 1
+curl "http://localhost:$PORT"
+"""
+
+
+def test_a_start_script() -> None:
+    """Comments, lines that go on, a redirection in the middle, a gap to fill in, and commands around it."""
+    found = read([SCRIPT])
+    assert found.environment == {"NCCL_P2P_LEVEL": "SYS", "A": "1"}
+    assert found.front == ("A=1", "python3", "-m", "sglang.launch_server")
+    assert found.flags == ("--model-path", "X", "--tp", "8", "--lora-paths", "a=<b>", "--port=$PORT")
+    assert found.findings == ()
+
+
+def test_a_start_script_is_written_as_it_was() -> None:
+    before, _, after = SCRIPT.partition("A=1")
+    text = read([SCRIPT]).setting({"B": "2 3"}).adding(["--x", "{}"]).text
+    assert text.startswith(f"{before}A=1 B='2 3' python3 -m sglang.launch_server --model-path X --tp 8 --lora-paths")
+    assert text.endswith(
+        f" a=<b> --port=$PORT --x '{{}}' >server.log  # eight GPUs{after.partition('GPUs')[2].rstrip()}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "flags"),
+    [
+        ("--tp $(nproc --all) --bogus 1", ["--tp", "$(nproc --all)", "--bogus", "1"]),
+        ("--tp `nproc --all` --bogus 1", ["--tp", "`nproc --all`", "--bogus", "1"]),
+        ('--tp "${TP:-$(nproc)}" "$@" $ARGS', ["--tp", "${TP:-$(nproc)}", "$@", "$ARGS"]),
+        ("--lora-paths a=<b> --bogus 1", ["--lora-paths", "a=<b>", "--bogus", "1"]),
+        ("--tp 8 # eight GPUs, it's enough", ["--tp", "8"]),
+        ("--tag a#b '#c' \\# 'd'e\"f\"", ["--tag", "a#b", "#c", "#", "def"]),
+        ("--tp 8 > log 2>&1 < /dev/null --port 1 &", ["--tp", "8", "--port", "1"]),
+        ("--tp 8\nsleep 1", ["--tp", "8"]),
+        ("--tp 8 || exit 1", ["--tp", "8"]),
+        ("--tp 8)", ["--tp", "8"]),
+        ("--tp 8 \\\n  # --ep 8 \\\n", ["--tp", "8"]),
+        ("--tp 8 \\", ["--tp", "8"]),
+    ],
+)
+def test_what_a_shell_makes_of_a_line(typed: str, flags: list[str]) -> None:
+    found = read([f"python -m sglang.launch_server {typed}"])
+    assert found.flags == tuple(flags)
+    assert found.findings == ()
+
+
+def test_a_line_that_stands_alone_is_said() -> None:
+    """The backslash is missing, or a comment ends what it would go on with."""
+    for typed in ("sglang serve --model X\n  --tp 8", "sglang serve --model X \\\n # --ep 8 \\\n --tp 8"):
+        found = read([typed])
+        assert found.flags == ("--model", "X")
+        assert [(one.level, "begins with '--tp'" in one.what) for one in found.findings] == [("warning", True)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["docker", "run", "-e", "A=1", "lmsysorg/sglang:v0.5.12", "bash", "-c", "B=2 sglang serve --model X > log"],
+        ['docker run -e A=1 lmsysorg/sglang:v0.5.12 sh -c "cd /srv && B=2 sglang serve --model X"'],
+        ["docker run -e A=1 lmsysorg/sglang:v0.5.12 sh -c 'sh -c \"export B=2; sglang serve --model X\"'"],
+    ],
+)
+def test_a_launch_inside_a_word(words: list[str]) -> None:
+    found = read(words)
+    assert found.environment == {"A": "1", "B": "2"}
+    assert found.flags == ("--model", "X")
+    assert found.version == "0.5.12"
+    assert found.in_container
+    assert "sglang serve" in found.inside
 
 
 def test_flags_alone() -> None:
@@ -87,7 +169,7 @@ def test_flags_alone() -> None:
 
 
 def test_what_would_run_has_the_layer_in_front() -> None:
-    found = read(["A=1", "python", "-m", "sglang.launch_server", "--model", "X"])
+    found = read(["A=1", "python", "-m", "sglang.launch_server", "--model", "X"]).with_layer()
     assert found.program == ["python", "-m", "glm5_plugins.launch", "sglang.launch_server", "--model", "X"]
 
 
@@ -96,7 +178,7 @@ def test_what_would_run_has_the_layer_in_front() -> None:
     [
         ([], "There is no launch of SGLang in 'nothing'"),
         (["vllm serve X"], "There is no launch of SGLang in 'vllm serve X'"),
-        (["sglang serve --model 'X"], "cannot be taken apart: No closing quotation"),
+        (["sglang serve --model 'X"], "cannot be taken apart: a quote is not closed"),
         (["sglang serve " + "x" * command.LARGEST], "is longer than"),
     ],
 )
