@@ -21,7 +21,7 @@ from glm5_plugins.findings import Finding
 from glm5_plugins.manager import PluginManager
 from glm5_plugins.rules import Does, Launch, decide
 from glm5_plugins.settings import profile as profiles
-from glm5_plugins.settings.model import HostSettings, read, take_from_profile
+from glm5_plugins.settings.model import HostSettings, layer_variables, read, take_from_profile
 from glm5_plugins.settings.profile import Profile
 
 CAPABILITIES = {
@@ -91,6 +91,8 @@ def judge(
         capability = CAPABILITIES[architecture] if architecture else Environment().compute_capability
         env = Environment({"sglang": asked}, capability, elsewhere=True)
         found = Judgement(asked, known, Launch(env, {}).architecture, given=given, findings=findings)
+        if profile and os.environ.get("GLM5_PROFILE") != profile:
+            found.variables["GLM5_PROFILE"] = profile
         if asked != known:
             findings.append(Finding("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
         findings += command.findings
@@ -309,7 +311,7 @@ def _apply(command: Command, found: Judgement, env: Environment, in_force: Profi
         _rules(fitting, launch, found)
         if in_force is not None:
             wanted = in_force.variables_for(Launch(env, complete))
-            found.variables = {k: v for k, v in wanted.items() if k not in command.environment}
+            found.variables |= {k: v for k, v in wanted.items() if k not in command.environment}
         extra_words = _spell(added, found)
         found.command = _whole(command, found, extra_words)
     finally:
@@ -403,9 +405,19 @@ def _whole(command: Command, found: Judgement, extra: Sequence[str]) -> str:
     """The command with everything that would be added; empty where it stands inside a word of another."""
     if command.inside:
         return ""
-    # In front of a container's command they would be set outside of it: they go behind -e, by a person.
-    variables = {} if command.in_container else found.variables
-    return command.with_program().setting(variables).adding(extra).text
+    with _refusals(found):
+        return handed_on(command, found).adding(extra).text
+    return ""
+
+
+def handed_on(command: Command, found: Judgement) -> Command:
+    """The command with all variables that the layer goes by, and those that its profile sets.
+
+    Raises:
+        CommandError: What starts the container takes no variables.
+    """
+    layer = {name: os.environ[name] for name in layer_variables() if name not in command.environment}
+    return command.with_program().setting({**layer, **found.variables})
 
 
 @contextlib.contextmanager

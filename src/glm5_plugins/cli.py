@@ -330,7 +330,10 @@ def _check(arguments: argparse.Namespace) -> int:
 def _launch(arguments: argparse.Namespace) -> int:
     from glm5_plugins import checking, command
 
-    typed = command.read(arguments.words or ["--"])
+    typed = command.read(arguments.words or ["--"]).with_layer()
+    if typed.inside:
+        mend = "Give it as words of its own, in place of a text for `sh -c`."
+        raise Glm5Error(f"The launch stands inside {typed.inside[:60]!r}.", mend)
     judged = checking.judge(typed, None, arguments.arch, arguments.profile)
     errors = [finding for finding in judged.findings if finding.level == "error"]
     for finding in errors:
@@ -343,12 +346,20 @@ def _launch(arguments: argparse.Namespace) -> int:
         return NOT_IN_FORCE
     if arguments.print:
         return FINE
-    environment = {**judged.variables, **os.environ, **typed.environment}
+    if typed.shell:
+        mend = "Run what `glm5-plugins launch --print` prints, in a shell."
+        raise Glm5Error(f"`glm5-plugins launch` runs one program, and {typed.shell!r} takes a shell.", mend)
+    whole = checking.handed_on(typed, judged)
+    environment = {**whole.leading, **os.environ, **typed.leading}
     if arguments.profile:
         environment["GLM5_PROFILE"] = arguments.profile
+    program = whole.program
     sys.stdout.flush()
-    program = typed.with_layer().program
-    os.execvpe(program[0], program, environment)
+    try:
+        os.execvpe(program[0], program, environment)
+    except (OSError, ValueError) as error:  # ValueError: no word can have a null byte
+        why = getattr(error, "strerror", None) or error
+        raise Glm5Error(f"{program[0]} cannot be run: {why}.", "Give a program that is here, or its path.") from None
 
 
 def _env(arguments: argparse.Namespace) -> int:

@@ -272,11 +272,21 @@ def test_profiles_and_explain() -> None:
 
 
 def test_launch_prints_the_command_it_stands_for() -> None:
-    done = cli("launch", "--profile", "glm5-nvfp4-b200-tp8", "--print", "--", "--port", "30000", "--tp", "4")
+    """Whole: the layer, the profile and what else is set for it are in it, so that it can be pasted anywhere."""
+    words = ["--profile", "glm5-nvfp4-b200-tp8", "--print", "--", "--port", "30000", "--tp", "4"]
+    done = cli("launch", *words, env={"GLM5_ON_ERROR": "warn"})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("python -m sglang.launch_server --port 30000 --tp 4 ")
+    front = "GLM5_ON_ERROR=warn GLM5_PROFILE=glm5-nvfp4-b200-tp8 python -m glm5_plugins.launch sglang.launch_server"
+    assert done.stdout.startswith(f"{front} --port 30000 --tp 4 ")
     assert "--flashinfer-allreduce-fusion-backend auto" in done.stdout
     assert cli("check", "--arch", "sm100", "--", *done.stdout.split()).returncode == 0
+
+
+def test_launch_prints_a_start_script_as_one() -> None:
+    typed = "cd /srv && A=1 python -m sglang.launch_server --model X --port $PORT > log &\nsleep 1"
+    done = cli("launch", "--print", "--", typed, env={"GLM5_PLUGINS": "ep"})
+    front = "cd /srv && A=1 GLM5_PLUGINS=ep python -m glm5_plugins.launch sglang.launch_server"
+    assert done.stdout == f"{front} --model X --port $PORT > log &\nsleep 1\n"
 
 
 def test_launch_runs_what_was_typed_with_the_profile_in_force(tmp_path: Path) -> None:
@@ -287,6 +297,68 @@ def test_launch_runs_what_was_typed_with_the_profile_in_force(tmp_path: Path) ->
     words = ["A=1", str(program), "serve", "--model", "X Y"]
     done = cli("launch", "--profile", "glm5-nvfp4-8x-rtx-pro-6000", "--", *words, env={"OMP_NUM_THREADS": "3"})
     assert done.stdout == "glm5-nvfp4-8x-rtx-pro-6000 3 1 serve --model X Y\n"
+
+
+PROFILE = ("--profile", "glm5-nvfp4-8x-rtx-pro-6000", "--")
+IMAGE = "lmsysorg/sglang:v0.5.12"
+SERVER = ("python3", "-m", "sglang.launch_server", "--model-path", "X")
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> str:
+    """A docker that shows its words, one on a line."""
+    program = tmp_path / "docker"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_launch_hands_a_profile_into_the_container(shown: str) -> None:
+    options = ["run", "--gpus", "all", "-e", "HF_TOKEN=x", "--env", "NCCL_P2P_LEVEL=3", "--env=Y=1"]
+    done = cli("launch", *PROFILE, shown, *options, IMAGE, *SERVER, env={"GLM5_ON_ERROR": "warn", "NCCL_X": "1"})
+    layer = ["python3", "-m", "glm5_plugins.launch", "sglang.launch_server", "--model-path", "X"]
+    words, behind = done.stdout.splitlines(), [*options[1:], IMAGE, *layer]
+    assert (words[0], words[-len(behind) :]) == ("run", behind)
+    handed = words[2 : -len(behind) : 2]
+    assert {*words[1 : -len(behind) : 2]} == {"-e"}
+    assert {"GLM5_ON_ERROR=warn", "GLM5_PROFILE=glm5-nvfp4-8x-rtx-pro-6000", "OMP_NUM_THREADS=8"} <= {*handed}
+    assert not any(word.startswith(("NCCL_P2P_LEVEL", "NCCL_X")) for word in handed)
+    printed = cli("launch", "--print", *PROFILE, "docker", *options, IMAGE, *SERVER, env={"GLM5_ON_ERROR": "warn"})
+    assert printed.stdout.startswith("docker run -e GLM5_ON_ERROR=warn -e GLM5_PROFILE=glm5-nvfp4-8x-rtx-pro-6000 -e ")
+    assert f" --env=Y=1 {IMAGE} python3 -m glm5_plugins.launch sglang.launch_server --model-path X --" in printed.stdout
+
+
+def test_launch_leaves_a_container_without_a_profile_as_it_is(shown: str) -> None:
+    done = cli("launch", "--", "A=1", shown, "run", "-e", "B=2", IMAGE, "sglang", "serve", "--model", "X")
+    assert done.stdout.split() == ["run", "-e", "B=2", IMAGE, "sglang", "serve", "--model", "X"]
+
+
+def test_launch_leaves_env_to_its_work() -> None:
+    done = cli("launch", "--", "env", "-u", "A", "B=2", "sh", "-c", 'echo "[$A$B]"', *SERVER[1:], env={"A": "1"})
+    assert done.stdout == "[2]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nosuchpython", *SERVER[1:]], "nosuchpython cannot be run: No such file or directory."),
+        (["/tmp", *SERVER[1:]], "/tmp cannot be run: Permission denied."),
+        (["cd /tmp && " + " ".join(SERVER)], "runs one program, and 'cd /tmp' takes a shell."),
+        (["export FOO=1; " + " ".join(SERVER)], "runs one program, and 'export FOO=1' takes a shell."),
+        ([" ".join(SERVER) + " > log"], "runs one program, and '>log' takes a shell."),
+        ([" ".join(SERVER) + " --port $PORT"], "runs one program, and '$PORT' takes a shell."),
+        ([" ".join(SERVER) + ' --port "$PORT"'], "takes a shell."),
+        ([" ".join(SERVER) + " &"], "runs one program, and '&' takes a shell."),
+        (["docker", "run", IMAGE, "bash", "-c", " ".join(SERVER)], "The launch stands inside 'python3 -m sglang"),
+        (["kubectl", "exec", "pod", "--", *SERVER], "cannot be handed into the container by 'kubectl'."),
+    ],
+)
+def test_launch_says_what_it_cannot_run(words: list[str], says: str) -> None:
+    done = cli("launch", *PROFILE[:2], "--arch", "sm120", "--", *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+    assert done.stderr.startswith("glm5-plugins: ")
 
 
 def test_launch_refuses_before_it_starts_anything(tmp_path: Path) -> None:
