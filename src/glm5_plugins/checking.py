@@ -16,7 +16,7 @@ from glm5_plugins.arguments import given as given_by
 from glm5_plugins.bootstrap import check_variables
 from glm5_plugins.command import Command, is_filled_in
 from glm5_plugins.environment import Environment
-from glm5_plugins.errors import Glm5Error, did_you_mean
+from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
 from glm5_plugins.findings import Finding
 from glm5_plugins.manager import PluginManager
 from glm5_plugins.rules import Does, Launch, decide
@@ -83,20 +83,22 @@ def judge(
     asked = version or command.version or Environment().version_text("sglang") or flags.versions()[-1]
     known = flags.nearest(asked)
     with _variables(command.environment):
-        given, findings = _given(command, known)
+        findings = list(command.findings)
+        given = _given(command, known, findings)
         name = profile or os.environ.get("GLM5_PROFILE")
         chosen = profiles.load(name) if name else None
         if architecture is None and chosen is not None and len(chosen.architecture) == 1:
             architecture = chosen.architecture[0]
         capability = CAPABILITIES[architecture] if architecture else Environment().compute_capability
         env = Environment({"sglang": asked}, capability, elsewhere=True)
-        found = Judgement(asked, known, Launch(env, {}).architecture, given=given, findings=findings)
+        found = Judgement(
+            asked, known, Launch(env, {}).architecture, given=given.values if given else {}, findings=findings
+        )
         if profile and os.environ.get("GLM5_PROFILE") != profile:
             found.variables["GLM5_PROFILE"] = profile
         if asked != known:
             findings.append(Finding("note", f"SGLang {asked} is not in the table of flags: those of {known} count."))
-        findings += command.findings
-        _apply(command, found, env, chosen, understood=bool(given) or not findings)
+        _apply(command, found, env, chosen, given)
     findings[:] = sorted(dict.fromkeys(findings), key=lambda one: ("error", "warning", "note").index(one.level))
     return found
 
@@ -104,52 +106,78 @@ def judge(
 # --- flags ---------------------------------------------------------------------------------------------------
 
 
-def _given(command: Command, version: str) -> tuple[dict[str, Any], list[Finding]]:
-    """What the command gives, and what is wrong with its flags."""
-    parser = flags.parser_of(version)
-    findings: list[Finding] = []
-    argv, off = _with_file(command.flags, findings)
-    argv = _without_ambiguous(argv, version, findings)
+@dataclass
+class _Given:
+    """What a command gives.
+
+    Args:
+        values: By field, without those that only a shell knows.
+        typed: The fields that are on the command line itself.
+        whole: Whether that is all: nothing is left to a shell, or in a file that is not here.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    typed: frozenset[str] = frozenset()
+    whole: bool = True
+
+
+def _given(command: Command, version: str, findings: list[Finding]) -> _Given | None:
+    """What the command gives, and what is wrong with its flags; None where it is not understood."""
+    words = flags.behind_serve(command.flags, version) if command.is_serve else list(command.flags)
+    merged, off, read_all = _with_file(words, command.in_container, findings)
     unknown: list[str] = []
+    try:
+        values = _parsed(_without_ambiguous(merged, version, findings), version, unknown)
+        typed = _parsed(_without_ambiguous(words, version, findings), version, []) if merged != words else values
+    except flags.FlagError as error:
+        findings.append(Finding("error", error.what, error.mend))
+        return None
+    if file := values.pop("config", None):
+        what = f"SGLang {version} never reads {file}: it looks for the word --config alone."
+        findings.append(Finding("warning", what, f"Write --config {file}."))
+    findings += _unknown(unknown, version, foreign=command.module == "dynamo.sglang")
+    by_field: dict[str, list[flags.Flag]] = {}
+    for flag in flags.of(version):
+        by_field.setdefault(flag.field, []).append(flag)
+    findings += _retired(_typed(merged, version), version)
+    given = dict(off)
+    for name, value in values.items():
+        given[name] = _value(value, by_field[name], findings)
+    known = {name: value for name, value in given.items() if value is not None}
+    return _Given(known, frozenset(typed), read_all and not any(map(is_filled_in, unknown)))
+
+
+def _parsed(argv: Sequence[str], version: str, unknown: list[str]) -> dict[str, Any]:
+    """Values by field as the version's parser has them, and the words that it does not know."""
+    parser = flags.parser_of(version)
 
     def parse(words: Sequence[str]) -> Any:
         namespace, left = parser.parse_known_args(list(words))
         unknown[:] = left
         return namespace, left
 
-    try:
-        values = given_by(parser, parse, argv)
-    except flags.FlagError as error:
-        return {}, [*findings, Finding("error", error.what, error.mend)]
-    findings += _unknown(unknown, version, foreign=command.module == "dynamo.sglang")
-    by_field: dict[str, list[flags.Flag]] = {}
-    for flag in flags.of(version):
-        by_field.setdefault(flag.field, []).append(flag)
-    typed = _typed(argv, version)
-    findings += _retired(typed, version)
-    given = dict(off)
-    for name, value in values.items():
-        given[name] = _value(name, value, by_field[name], findings)
-    return {name: value for name, value in given.items() if value is not None}, findings
+    return given_by(parser, parse, argv)
 
 
-def _with_file(argv: Sequence[str], findings: list[Finding]) -> tuple[list[str], dict[str, Any]]:
-    """Merge a `--config` file into a command line, as SGLang does; and what it switches off."""
+def _with_file(argv: Sequence[str], elsewhere: bool, findings: list[Finding]) -> tuple[list[str], dict[str, Any], bool]:
+    """Merge a `--config` file into a command line, as SGLang does; what it switches off; and whether it was read."""
     words = list(argv)
     if "--config" not in words or words.index("--config") + 1 >= len(words):
-        return words, {}
+        return words, {}, True
     at = words.index("--config")
     file = Path(words[at + 1])
+    rest = words[:at] + words[at + 2 :]
+    if "--config" in rest:
+        findings.append(Finding("error", "SGLang refuses a second --config.", "Give one file."))
+        return [word for i, word in enumerate(words) if "--config" not in words[max(i - 1, 0) : i + 1]], {}, False
     try:
-        yaml = import_module("yaml")  # SGLang has it, this layer does not ask for it
-    except ImportError:
-        findings.append(Finding("note", f"--config {file} is not read: PyYAML is not installed here."))
-        return words, {}
-    try:
-        content = dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        findings.append(Finding("error", f"--config {file} cannot be read: {error}.", "Give a YAML file."))
-        return words, {}
+        content = _content(file, elsewhere)
+    except _NotRead as reason:
+        findings.append(Finding("note", f"--config {file} is not read: {reason}."))
+        return rest, {}, False
+    except ConfigurationError as error:
+        findings.append(Finding("error", error.what, error.mend))
+        return rest, {}, False
     merged: list[str] = []
     off = {}
     for key, value in content.items():
@@ -161,7 +189,38 @@ def _with_file(argv: Sequence[str], findings: list[Finding]) -> tuple[list[str],
             merged += [f"--{key}", *map(str, value)]
         else:
             merged += [f"--{key}", str(value)]
-    return merged + words[:at] + words[at + 2 :], off
+    return merged + rest, off, True
+
+
+class _NotRead(Exception):
+    """A file that says nothing here; the text is the reason."""
+
+
+def _content(file: Path, elsewhere: bool) -> dict[Any, Any]:
+    """What a `--config` file holds.
+
+    Raises:
+        _NotRead: It is on another machine, or cannot be read without PyYAML.
+        ConfigurationError: SGLang refuses it.
+    """
+    if is_filled_in(str(file)):
+        raise _NotRead("a shell fills it in")
+    if file.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigurationError(f"--config {file}: SGLang takes .yaml and .yml, not {file.suffix!r}.", "Rename it.")
+    if elsewhere:
+        raise _NotRead("it is in the container")
+    try:
+        text = file.read_text(encoding="utf-8")
+        yaml = import_module("yaml")  # SGLang has it, this layer does not ask for it
+        return dict(yaml.safe_load(text) or {})
+    except FileNotFoundError:
+        raise ConfigurationError(f"--config {file} is no file.", "Correct the path.") from None
+    except ImportError:
+        raise _NotRead("PyYAML is not installed here") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"--config {file} cannot be read: {error}.", "Give a YAML file.") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"--config {file} cannot be read: {error}.", "Give a YAML file.") from None
 
 
 def _without_ambiguous(argv: Sequence[str], version: str, findings: list[Finding]) -> list[str]:
@@ -263,7 +322,7 @@ def _retired(typed: Sequence[flags.Flag], version: str) -> Iterator[Finding]:
             yield Finding("note", what, f"Use {flag.new}.")
 
 
-def _value(name: str, value: Any, meant: Sequence[flags.Flag], findings: list[Finding]) -> Any:
+def _value(value: Any, meant: Sequence[flags.Flag], findings: list[Finding]) -> Any:
     """A value as SGLang would have it; None for one that only a shell can tell and that must be of a kind."""
     flag = next((one for one in meant if one.kind in ("value", "append")), meant[0])
     values = value if isinstance(value, list) else [value]
@@ -291,11 +350,13 @@ def _value(name: str, value: Any, meant: Sequence[flags.Flag], findings: list[Fi
 # --- profile and plugins -------------------------------------------------------------------------------------
 
 
-def _apply(command: Command, found: Judgement, env: Environment, in_force: Profile | None, understood: bool) -> None:
-    """Let the profile and the plugins go to work on what was given, as far as that is understood."""
+def _apply(
+    command: Command, found: Judgement, env: Environment, in_force: Profile | None, given: _Given | None
+) -> None:
+    """Let the profile and the plugins go to work on what was given; None where that is not understood."""
     try:
         manager = _load(found, in_force)
-        if not understood:
+        if given is None:
             return
         complete = dict(found.given)
         added: dict[str, tuple[str, Any]] = {}
@@ -312,10 +373,24 @@ def _apply(command: Command, found: Judgement, env: Environment, in_force: Profi
         if in_force is not None:
             wanted = in_force.variables_for(Launch(env, complete))
             found.variables |= {k: v for k, v in wanted.items() if k not in command.environment}
+        found.findings += _lacking(command, given, complete, found.version)
         extra_words = _spell(added, found)
         found.command = _whole(command, found, extra_words)
     finally:
         take_from_profile({})
+
+
+def _lacking(command: Command, given: _Given, complete: Mapping[str, Any], version: str) -> Iterator[Finding]:
+    """The required flags that nobody gives."""
+    for flag in flags.of(version):
+        option = flag.options[0]
+        if not flag.required or not given.whole or flag.field in given.typed or command.module == "dynamo.sglang":
+            continue
+        if flag.field not in complete:
+            yield Finding("error", f"SGLang {version} needs {option}, and nothing gives it.", f"Give {option}.")
+        elif command.is_serve:
+            what = f"`sglang serve` of SGLang {version} looks for {option} on the command line alone."
+            yield Finding("error", what, f"Give {option}.")
 
 
 def _load(found: Judgement, in_force: Profile | None) -> PluginManager:

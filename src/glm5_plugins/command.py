@@ -88,6 +88,11 @@ class Command:
         return " ".join(words[-2:] if words[-1:] == ["serve"] else words[-1:])
 
     @property
+    def is_serve(self) -> bool:
+        """Whether `sglang serve` starts it, which looks at its words before SGLang's parser does."""
+        return self.module.endswith("serve")
+
+    @property
     def text(self) -> str:
         """It whole, to be pasted into a shell."""
         words = (self.spelled.get(word) or _quoted(word) for word in (*self.front, *self.flags))

@@ -73,6 +73,7 @@ class Flag:
         choices: The values it takes; None for any.
         new: What it is called now, where it is on its way out.
         gone: Why it is refused, where it is there only to say so.
+        required: Whether a launch must give it.
         first: Index of the first version.
         last: Index of the last version.
     """
@@ -86,6 +87,7 @@ class Flag:
     choices: tuple[str, ...] | None
     new: str | None
     gone: str | None
+    required: bool
     first: int
     last: int
 
@@ -117,6 +119,7 @@ def _flag(row: dict[str, Any]) -> Flag:
         None if row.get("choices") is None else tuple(row["choices"]),
         row.get("new"),
         row.get("gone"),
+        row.get("required", False),
         row["from"],
         row["to"],
     )
@@ -183,6 +186,17 @@ def parser_of(version: str) -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise FlagError(f"The command line is not understood: {message}.", "Correct that flag.")
+
+
+def behind_serve(words: Sequence[str], version: str) -> list[str]:
+    """What `sglang serve` of a version hands to its parser: without the flag of its own, and the model behind one."""
+    argv = list(words)
+    at = next((i for i, word in enumerate(argv) if word.partition("=")[0] == "--model-type"), None)
+    if at is not None and Version(version) >= Version("0.5.10"):
+        del argv[at : at + (1 if "=" in argv[at] else 2)]
+    if argv and not argv[0].startswith("-") and Version(version) >= Version("0.5.16"):
+        argv.insert(0, "--model-path")
+    return argv
 
 
 def stretches(flags: Sequence[Flag]) -> str:

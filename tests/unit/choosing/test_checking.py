@@ -93,6 +93,82 @@ def test_a_flag_that_the_version_does_not_take(sglang: str, words: list[str], wh
     assert mend in found[0][1]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_model_path_is_required(version: str) -> None:
+    start = "python -m sglang.launch_server --tp 8"
+    missing = f"SGLang {version} needs --model-path, and nothing gives it."
+    assert errors(judge(read([start]), version, "sm120")) == [(missing, "Give --model-path.")]
+    for given in ("--model X", "--model-path=$MODEL", '"$@"'):
+        assert errors(judge(read([f"{start} {given}"]), version, "sm120")) == []
+    profile = "glm5-nvfp4-8x-rtx-pro-6000"
+    assert not any("--model-path" in what for what, _ in errors(judge(read([start]), version, profile=profile)))
+
+
+def test_sglang_serve_looks_for_the_model_on_the_command_line_alone(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model-path: X\n")
+    for words, profile in ([f"--config {tmp_path}/c.yaml", None], ["--tp 8", "glm5-nvfp4-b200-tp8"]):
+        found = judge(read([f"sglang serve {words}"]), "0.5.23", "sm100", profile)
+        assert errors(found) == [
+            ("`sglang serve` of SGLang 0.5.23 looks for --model-path on the command line alone.", "Give --model-path.")
+        ]
+        assert judge(read([f"python -m sglang.launch_server {words}"]), "0.5.23", "sm100", profile).sound
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "taken"),
+    [
+        ("X --tp 8", "0.5.15", False),
+        ("X --tp 8", "0.5.16", True),
+        ("--model X --model-type llm --tp 8", "0.5.9", False),
+        ("--model X --model-type llm --tp 8", "0.5.10", True),
+        ("--model-type=llm X --tp 8", "0.5.23", True),
+    ],
+)
+def test_what_sglang_serve_takes_before_its_parser(words: str, version: str, taken: bool) -> None:
+    found = judge(read([f"sglang serve {words}"]), version, "sm120")
+    assert (errors(found) == []) == taken
+    assert found.given["tp_size"] == 8
+    assert found.given.get("model_path") == "X" or not taken
+
+
+def test_a_config_file_in_a_spelling_that_sglang_does_not_see(tmp_path: Path) -> None:
+    """It looks for the word `--config`: another spelling is parsed, and the file never read."""
+    (tmp_path / "server.yaml").write_text("tp-size: 8\n")
+    for words in ([f"--config={tmp_path}/server.yaml"], ["--conf", f"{tmp_path}/server.yaml"]):
+        found = check(*words)
+        assert found.given == {"model_path": "X"}
+        warned = [(one.what, one.mend) for one in found.findings if one.level == "warning"]
+        assert warned == [(f"SGLang 0.5.23 never reads {tmp_path}/server.yaml: it looks for the word --config alone.",
+                           f"Write --config {tmp_path}/server.yaml.")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("none.yaml", None, "is no file."),
+        ("server.json", "{}", "SGLang takes .yaml and .yml, not '.json'."),
+        ("server", "tp-size: 8", "SGLang takes .yaml and .yml, not ''."),
+        ("server.yaml", "- 8", "cannot be read:"),
+    ],
+)
+def test_a_config_file_that_sglang_refuses(name: str, content: str | None, what: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert [what in error for error, _ in errors(check("--config", str(tmp_path / name)))] == [True]
+
+
+def test_a_config_file_is_not_looked_for_where_it_is_not(tmp_path: Path) -> None:
+    for typed in ("docker run IMAGE sglang serve --model X --config /etc/c.yaml", "sglang serve --model X --config $C"):
+        found = judge(read([typed]), "0.5.23", "sm120")
+        assert found.sound
+        assert any("is not read" in one.what for one in found.findings)
+
+
+def test_two_config_files() -> None:
+    found = check("--config", "a.yaml", "--config", "b.yaml")
+    assert errors(found) == [("SGLang refuses a second --config.", "Give one file.")]
+
+
 def test_a_gone_flag_that_is_the_start_of_another_is_warned_of() -> None:
     """SGLang itself takes the start of a flag for the flag, whatever it meant once."""
     options = {option for flag in flags.of("0.5.23") for option in flag.options}
