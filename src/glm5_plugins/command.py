@@ -147,19 +147,23 @@ def read(words: Sequence[str]) -> Command:
     if len(words) == 1 and (" " in words[0] or "\n" in words[0]):
         return _read_text(words[0])
     slips = [word for word in words if word and word.strip() in ("", "\\")]
-    found = _read_words([word for word in words if word not in slips])
+    kept = [word for word in words if word not in slips]
+    found = next(filter(None, (reader(kept) for reader in _READERS)), None)
     if found is None:
         raise _no_launch(words)
     return replace(found, findings=(*found.findings, _SLIP)) if slips else found
 
 
-def _read_words(words: Sequence[str]) -> Command | None:
-    """The launch that words are, or that one of them holds."""
+def _plain(words: Sequence[str]) -> Command | None:
     start = _start(words)
-    if start is not None:
-        return Command(_assigned(words[:start]), tuple(words[:start]), tuple(words[start:]))
-    if words and words[0].startswith("--"):
-        return Command({}, (), tuple(words[words[0] == "--" :]))
+    return None if start is None else Command(_assigned(words[:start]), tuple(words[:start]), tuple(words[start:]))
+
+
+def _flags_alone(words: Sequence[str]) -> Command | None:
+    return Command({}, (), tuple(words[words[0] == "--" :])) if words and words[0].startswith("--") else None
+
+
+def _inside_a_word(words: Sequence[str]) -> Command | None:
     for word in words:
         if "sglang" in word and len(word.split()) > 1 and len(words) > 1:
             with contextlib.suppress(CommandError):
@@ -168,6 +172,10 @@ def _read_words(words: Sequence[str]) -> Command | None:
                     environment = {**_assigned(words), **found.environment}
                     return replace(found, environment=environment, front=(*words, *found.front), inside=word)
     return None
+
+
+# In this order.
+_READERS = (_plain, _flags_alone, _inside_a_word)
 
 
 def _start(words: Sequence[str]) -> int | None:
@@ -256,7 +264,13 @@ def _read_text(text: str) -> Command:
     findings: list[Finding] = []
     commands = list(_commands(text, findings))
     index, found = next(
-        ((at, launch) for at, one in enumerate(commands) if (launch := _read_words(one.words)) is not None), (0, None)
+        (
+            (at, launch)
+            for reader in _READERS
+            for at, one in enumerate(commands)
+            if (launch := reader(one.words)) is not None
+        ),
+        (0, None),
     )
     if found is None:
         raise _no_launch([word for one in commands for word in one.words])

@@ -302,6 +302,21 @@ WORDS = (
     *("python", "-m", "sglang.launch_server", "--model-path", "--tp", "8", "--ep-size=3", "--nope", "-", "--", "="),
     *("GLM5_PLUGINS=ep", "A=b", "docker", "run", "-e", "lmsysorg/sglang:v0.5.12", "'", '"', "\\", "\n", "$(x)", "|"),
     *("--json-model-override-args", "{", "--config", "/nowhere.yaml", "--speculative-algo", "numactl"),
+    *(
+        "$(",
+        "${",
+        "`",
+        "# it's",
+        "<b>",
+        "> log",
+        "2>&1",
+        "\\ ",
+        "bash -c",
+        "'sglang serve --model X'",
+        "export",
+        ";",
+        ")",
+    ),
 )
 
 
@@ -309,6 +324,14 @@ WORDS = (
 def test_launch_commands(text):
     with in_two_lines():
         checking.judge(command.read([text]))
+
+
+@given(st.lists(st.sampled_from(WORDS) | variable_text, max_size=12).map(" ".join))
+def test_a_launch_that_is_written_reads_the_same(text):
+    with in_two_lines():
+        found = command.read([f"{text} sglang serve {text}"])
+        again = command.read([f"{found.text} "])
+        assert found.inside or not found.front or (again.front, again.flags) == (found.front, found.flags)
 
 
 BUNDLED = (profile.FOLDER / "glm5-nvfp4-8x-rtx-pro-6000.toml").read_text()

@@ -168,6 +168,12 @@ def test_flags_alone() -> None:
     assert read(["--model", "X"]).flags == ("--model", "X")
 
 
+def test_a_line_of_flags_is_no_launch_where_there_is_one() -> None:
+    assert read(["--model Y\nsglang serve --model X"]).flags == ("--model", "X")
+    assert read(["\n--model Y\n"]).flags == ("--model", "Y")
+    assert read(["--model", "Y", "--name", "sglang serve --model X"]).flags[:2] == ("--model", "Y")
+
+
 def test_what_would_run_has_the_layer_in_front() -> None:
     found = read(["A=1", "python", "-m", "sglang.launch_server", "--model", "X"]).with_layer()
     assert found.program == ["python", "-m", "glm5_plugins.launch", "sglang.launch_server", "--model", "X"]
