@@ -179,10 +179,17 @@ class Profile(_Part):
 
     def fits(self, launch: Launch) -> bool:
         """Whether the model's name is one of its own, and the GPU of its family where that is known."""
-        model = str(launch.get("model_path") or "")
-        served = str(launch.get("served_model_name") or "")
-        named = any(fnmatchcase(one, pattern) for one in (model, served) for pattern in self.models)
+        names = (*_names(launch.get("model_path")), str(launch.get("served_model_name") or "").casefold())
+        named = any(fnmatchcase(one, pattern.casefold()) for one in names for pattern in self.models)
         return named and (launch.architecture in ("unknown", "none") or launch.architecture in self.architecture)
+
+
+def _names(model_path: Any) -> tuple[str, str]:
+    """A model's name as a path says it, with a slash in front where it is bare; the hub's cache says it in a folder."""
+    path = str(model_path or "").casefold().rstrip("/")
+    cached = re.search(r"(?:^|/)models--([^/]+?)--([^/]+)(?:/snapshots/[^/]+)?$", path)
+    name = f"{cached[1]}/{cached[2]}" if cached else path
+    return name, f"/{name}"
 
 
 def _settable(names: Mapping[str, str]) -> Mapping[str, str]:

@@ -125,6 +125,31 @@ def test_shared_experts_are_not_fused_in_5_1_and_5_2(name: str) -> None:
     assert profiles.load(name).arguments_for(launch("0.5.23"))["disable_shared_experts_fusion"] is True
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        "lukealonso/GLM-5-NVFP4",
+        "lukealonso/glm-5-nvfp4",
+        "GLM-5-NVFP4",
+        "/models/GLM-5-NVFP4/",
+        "./glm-5-nvfp4//",
+        "/cache/hub/models--lukealonso--GLM-5-NVFP4/snapshots/0a1b2c3d",
+        "/cache/hub/models--lukealonso--GLM-5-NVFP4/",
+    ],
+)
+def test_a_model_is_recognised_however_its_path_is_spelled(model: str) -> None:
+    """Case 18."""
+    profile = profiles.load("glm5-nvfp4-8x-rtx-pro-6000")
+    assert profile.fits(launch("0.5.12", model_path=model))
+
+
+@pytest.mark.parametrize(
+    "model", ["zai-org/GLM-5", "GLM-5-NVFP4-REAP", "/GLM-5-NVFP4/other", "models--GLM-5-NVFP4", ""]
+)
+def test_another_model_is_not_taken_for_it(model: str) -> None:
+    assert not profiles.load("glm5-nvfp4-8x-rtx-pro-6000").fits(launch("0.5.12", model_path=model))
+
+
 def test_what_is_set_stays_and_is_said() -> None:
     preset = Preset(profiles.load("glm5-nvfp4-8x-rtx-pro-6000"), launch("0.5.23").env)
     environ = {"OMP_NUM_THREADS": "32", "NCCL_IB_DISABLE": "1"}
