@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from glm5_plugins import flags
+from glm5_plugins import doctor, enable, flags, seams
 from glm5_plugins.arguments import given as given_by
 from glm5_plugins.bootstrap import check_variables
-from glm5_plugins.command import Command, is_filled_in
+from glm5_plugins.command import LAYER, Command, is_filled_in
 from glm5_plugins.environment import Environment
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
 from glm5_plugins.findings import Finding
@@ -356,6 +356,8 @@ def _apply(
     """Let the profile and the plugins go to work on what was given; None where that is not understood."""
     try:
         manager = _load(found, in_force)
+        if manager.plugins or in_force is not None:
+            found.findings += _ways_in(command, env)
         if given is None:
             return
         complete = dict(found.given)
@@ -408,6 +410,19 @@ def _load(found: Judgement, in_force: Profile | None) -> PluginManager:
             if plugin.options is not None:
                 read(plugin.options)
     return manager
+
+
+def _ways_in(command: Command, env: Environment) -> list[Finding]:
+    """What keeps the layer out of the server, as far as the command and this machine tell."""
+    if LAYER in command.front or (enable.enabled() and not command.in_container):
+        return []
+    if Launch(env, {}).is_sglang(seams.LOADS_PLUGINS):
+        return doctor.left_out(env, requested=True)
+    what = f"SGLang {env.version_text('sglang')} loads no plugins by itself, and nothing else brings the layer in"
+    if command.in_container:
+        mend = f"Run `glm5-plugins enable` in the image, or start with `{doctor.LAUNCHER}`."
+        return [Finding("warning", f"{what}, unless the image does.", mend)]
+    return [Finding("error", f"{what}.", f"Run `glm5-plugins enable`, or start with `{doctor.LAUNCHER}`.")]
 
 
 @contextlib.contextmanager
@@ -498,7 +513,9 @@ def handed_on(command: Command, found: Judgement) -> Command:
 @contextlib.contextmanager
 def _variables(environment: Mapping[str, str]) -> Iterator[None]:
     """The variables in front of the command count as set, as far as this layer reads them."""
-    ours = {name: value for name, value in environment.items() if name.startswith("GLM5_")}
+    ours = {
+        name: environment[name] for name in (*layer_variables(environment), "SGLANG_PLUGINS") if name in environment
+    }
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

@@ -184,7 +184,7 @@ def examine(environment: Environment | None = None) -> Diagnosis:
     ways, processes = _entrances(env)
     if wanted:
         findings += _reached(processes, env)
-    findings += _left_out(env, bool(wanted))
+    findings += left_out(env, bool(wanted))
     findings += _stale_line()
     findings += hidden_installs(bool(wanted))
     others, overlaps = _other_plugins(rows)
@@ -647,7 +647,7 @@ def _reached(processes: Sequence[Process], env: Environment) -> list[Finding]:
     missed = [process.role for process in processes if not process.by]
     if "main" in missed or "scheduler" in missed:
         if _is_left_out(env):
-            return []  # said by _left_out
+            return []  # said by left_out
         what = "Plugins are requested, and nothing brings the layer into the server's processes."
         return [Finding("error", what, f"Run `glm5-plugins enable`, or start with `{LAUNCHER}`.")]
     if missed:
@@ -671,7 +671,8 @@ def _is_left_out(env: Environment) -> bool:
     return env.sglang_plugins is not None and OURS not in env.sglang_plugins
 
 
-def _left_out(env: Environment, requested: bool) -> list[Finding]:
+def left_out(env: Environment, requested: bool) -> list[Finding]:
+    """Whether `SGLANG_PLUGINS` keeps the layer out."""
     if not _is_left_out(env):
         return []
     value = os.environ["SGLANG_PLUGINS"]

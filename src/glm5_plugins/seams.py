@@ -280,6 +280,9 @@ def _in_source(seam: Seam, env: Environment) -> bool:
     return seam.outside is None or seam.outside(env) is None
 
 
+LOADS_PLUGINS = ">=0.5.11"
+"""The versions that load installed plugins by themselves, in the processes that matter here."""
+
 NOT_MADE_FOR = "no function of SGLang {} is known to it; it is made for 0.5.8 and later"
 
 

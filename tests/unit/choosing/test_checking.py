@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glm5_plugins import checking, flags
+from glm5_plugins import checking, enable, flags
 from glm5_plugins.checking import Judgement, judge
 from glm5_plugins.command import read
 from tests.unit.choosing.conftest import VERSIONS
@@ -287,6 +287,38 @@ def test_an_option_that_a_plugin_reads_at_once_is_complained_of_once() -> None:
 def test_plugins_are_not_asked_about_a_command_line_that_is_not_understood() -> None:
     found = judge(read(["GLM5_PLUGIN=ep GLM5_PLUGINS=mscclpp sglang serve --model X --tp"]), "0.5.23", "sm120")
     assert (len(errors(found)), found.outcomes) == (2, {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "version", "level", "what"),
+    [
+        ("GLM5_PLUGINS=ep {}", "0.5.9", "error", "SGLang 0.5.9 loads no plugins by itself"),
+        ("GLM5_PROFILE=glm5-nvfp4-8x-rtx-pro-6000 {}", "0.5.10.post1", "error", "loads no plugins by itself"),
+        ("docker run -e GLM5_PLUGINS=ep IMAGE {}", "0.5.9", "warning", "SGLang 0.5.9 loads no plugins by itself"),
+        ("SGLANG_PLUGINS=other GLM5_PLUGINS=ep {}", "0.5.23", "error", "SGLANG_PLUGINS=other leaves out 'glm5'"),
+    ],
+)
+def test_plugins_that_nothing_brings_in(
+    typed: str, version: str, level: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 11, and SGLang that has no entry points."""
+
+    def said(server: str) -> list[str]:
+        found = judge(read([typed.format(f"python -m {server} --model X --tp 8")]), version, "sm120")
+        return [one.level for one in found.findings if what in one.what]
+
+    monkeypatch.setattr(enable, "enabled", lambda: False)
+    assert said("sglang.launch_server") == [level]
+    assert said("glm5_plugins.launch sglang.launch_server") == []
+    monkeypatch.setattr(enable, "enabled", lambda: True)
+    assert "error" not in said("sglang.launch_server")
+
+
+def test_plugins_are_brought_in_by_sglang_itself_where_it_can() -> None:
+    for typed in ("GLM5_PLUGINS=ep SGLANG_PLUGINS=a,glm5 sglang serve --model X --tp 8", "sglang serve --model X"):
+        assert judge(read([typed]), "0.5.11", "sm120").sound
+    assert judge(read(["SGLANG_PLUGINS=other sglang serve --model X"]), "0.5.9", "sm120").findings == []
+    assert "SGLANG_PLUGINS" not in os.environ
 
 
 def test_the_whole_command_can_be_pasted() -> None:
