@@ -85,8 +85,8 @@ def judge(
     with _variables(command.environment):
         findings = list(command.findings)
         given = _given(command, known, findings)
-        name = profile or os.environ.get("GLM5_PROFILE")
-        chosen = profiles.load(name) if name else None
+        name = os.environ.get("GLM5_PROFILE") or None if profile is None else profile
+        chosen = None if name is None else profiles.load(name)
         if architecture is None and chosen is not None and len(chosen.architecture) == 1:
             architecture = chosen.architecture[0]
         capability = CAPABILITIES[architecture] if architecture else Environment().compute_capability

@@ -298,13 +298,18 @@ def _profiles(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from glm5_plugins import checking, command
+    from glm5_plugins import checking, command, flags
 
     words = arguments.words
     if not words and not sys.stdin.isatty():
         words = [sys.stdin.read() + " "]
     if not words:
         raise UsageError("There is no command to check.", "glm5-plugins check -- python -m sglang.launch_server …")
+    if arguments.sglang is not None and not flags.is_version(arguments.sglang):
+        known = flags.versions()
+        raise UsageError(
+            f"--sglang {arguments.sglang!r} is no version.", f"Give one such as {known[0]} or {known[-1]}."
+        )
     judged = checking.judge(command.read(words), arguments.sglang, arguments.arch, arguments.profile)
     if arguments.json:
         return _print_json(dataclasses.asdict(judged) | {"sound": judged.sound}, not judged.sound)

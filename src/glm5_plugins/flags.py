@@ -142,6 +142,15 @@ def nearest(version: str | None) -> str:
     return older[-1] if older else versions()[0]
 
 
+def is_version(text: str) -> bool:
+    """Whether a text is a version, known or not."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def of(version: str) -> list[Flag]:
     """The flags of a version of the table."""
     index = versions().index(version)

@@ -365,6 +365,19 @@ def test_exit_status_and_json(words: Sequence[str], status: int) -> None:
         assert document["sound"] == (status == 0)
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "status", "says"),
+    [
+        ("--sglang", "abc", 2, "--sglang 'abc' is no version."),
+        ("--sglang", "", 2, "--sglang '' is no version."),
+        ("--profile", "", 1, "GLM5_PROFILE names an unknown profile ''."),
+    ],
+)
+def test_an_option_that_names_nothing(option: str, value: str, status: int, says: str) -> None:
+    done = cli("check", option, value, "--", "sglang", "serve", "--model", "X")
+    assert (done.returncode, done.stdout, says in done.stderr) == (status, "", True)
+
+
 def test_a_pasted_command_from_standard_input() -> None:
     done = cli("check", "--arch", "sm120", "--sglang", "0.5.12", stdin=MODEL_CARD)
     assert done.returncode == 0, done.stdout + done.stderr
