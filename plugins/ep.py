@@ -41,15 +41,24 @@ def _is_partial(launch: Launch) -> bool:
     return launch.get("ep_size") not in (1, launch.get("tp_size"))
 
 
-RULES = (
-    Rule(
-        Does.REFUSE,
-        "{moe_a2a_backend} makes the expert parallel size the tensor parallel size, {tp_size}, in {sglang}",
-        "Set GLM5_EP_SIZE=auto, or give --ep-size {tp_size}.",
-        given={"moe_a2a_backend": SPANNING},
-        when=lambda launch: launch.get("ep_size") != launch.get("tp_size"),
-        source=A2A,
-    ),
+SPANS = Rule(
+    Does.REFUSE,
+    "{moe_a2a_backend} makes the expert parallel size the tensor parallel size, {tp_size}, in {sglang}",
+    "Make it {tp_size}, by --ep-size or by GLM5_EP_SIZE=auto.",
+    given={"moe_a2a_backend": SPANNING},
+    when=lambda launch: launch.get("ep_size") != launch.get("tp_size"),
+    source=A2A,
+)
+UNCHECKED = Rule(
+    Does.REFUSE,
+    "the MoE runner triton_kernel takes no expert parallelism, which {sglang} checks for GPT-OSS alone",
+    "Give another --moe-runner-backend, or take 'ep' out of GLM5_PLUGINS.",
+    given={"moe_runner_backend": ("triton_kernel",)},
+    when=lambda launch: launch.get("ep_size") != 1,
+    source="sglang/srt/server_args.py, _handle_model_specific_adjustments; arg_groups/model_hook.py (>= 0.5.19)",
+)
+# What SGLang cannot start with, sooner or later, whoever gave the size.
+STOPPING = (
     Rule(
         Does.REFUSE,
         "an expert parallel size of {ep_size} does not divide the tensor parallel size {tp_size}",
@@ -62,7 +71,7 @@ RULES = (
         Does.REFUSE,
         "with --moe-dp-size {moe_dp_size} and --tp-size {tp_size} the expert parallel size must be "
         "their quotient or 1, not {ep_size}",
-        "Set GLM5_EP_SIZE=auto.",
+        "Choose one of these.",
         when=lambda launch: (
             launch.get("moe_dp_size") > 1
             and launch.get("ep_size") > 1
@@ -73,25 +82,17 @@ RULES = (
     Rule(
         Does.REFUSE,
         "the MoE runner flashinfer_cutlass of {sglang} takes an expert parallel size of 1 or {tp_size}, not {ep_size}",
-        "Set GLM5_EP_SIZE=auto, or give another --moe-runner-backend.",
+        "Choose one of these, or give another --moe-runner-backend.",
         when=lambda launch: launch.runner == "flashinfer_cutlass" and _is_partial(launch),
         source=MOE,
     ),
     Rule(
         Does.REFUSE,
         "the MoE runner flashinfer_cutedsl of {sglang} takes an expert parallel size of 1 or {tp_size}, not {ep_size}",
-        "Set GLM5_EP_SIZE=auto, or give another --moe-runner-backend.",
+        "Choose one of these, or give another --moe-runner-backend.",
         sglang=">=0.5.11",
         when=lambda launch: launch.runner == "flashinfer_cutedsl" and _is_partial(launch),
         source=MOE,
-    ),
-    Rule(
-        Does.REFUSE,
-        "the MoE runner triton_kernel takes no expert parallelism, which {sglang} checks for GPT-OSS alone",
-        "Give another --moe-runner-backend, or take 'ep' out of GLM5_PLUGINS.",
-        given={"moe_runner_backend": ("triton_kernel",)},
-        when=lambda launch: launch.get("ep_size") != 1,
-        source="sglang/srt/server_args.py, _handle_model_specific_adjustments; arg_groups/model_hook.py (>= 0.5.19)",
     ),
     Rule(
         Does.REFUSE,
@@ -101,6 +102,7 @@ RULES = (
         source="sglang/srt/layers/moe/fused_moe_triton/layer.py, FusedMoE: an assertion while the model is made",
     ),
 )
+RULES = (SPANS, *STOPPING, UNCHECKED)
 
 
 def _decide(launch: Launch, size: Literal["auto"] | int) -> Any:

@@ -24,7 +24,7 @@ def _other_size(versions: str, *sizes: int) -> Rule:
     return Rule(
         Does.REFUSE,
         f"{{sglang}} uses MSCCL++ among {words} ranks, not among {{tp_size}} (--tp-size)",
-        "Choose another --tp-size, or take 'mscclpp' out of GLM5_PLUGINS.",
+        "Choose another --tp-size, or do without MSCCL++.",
         sglang=versions,
         when=lambda launch: launch.get("tp_size") not in sizes,
         source=f"{COMMUNICATOR}: _SUPPORTED_WORLD_SIZES",
@@ -46,11 +46,15 @@ NO_PACKAGE = Rule(
     source=f"{COMMUNICATOR}: importlib.import_module",
 )
 
-RULES = (
-    NO_GPU,
+SIZES = (
     _other_size("<0.5.14", 8, 16),
     _other_size(">=0.5.14,<0.5.21", 8, 16, 32),
     _other_size(">=0.5.21", 4, 8, 16, 32, 64),
+)
+
+RULES = (
+    NO_GPU,
+    *SIZES,
     NO_PACKAGE,
     Rule(
         Does.NO_EFFECT,

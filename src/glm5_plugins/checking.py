@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glm5_plugins import doctor, enable, flags, seams
 from glm5_plugins.arguments import given as given_by
@@ -19,6 +19,7 @@ from glm5_plugins.environment import Environment
 from glm5_plugins.errors import ConfigurationError, Glm5Error, did_you_mean
 from glm5_plugins.findings import Finding
 from glm5_plugins.manager import PluginManager
+from glm5_plugins.plugins import ep, mscclpp
 from glm5_plugins.rules import Does, Launch, decide
 from glm5_plugins.settings import profile as profiles
 from glm5_plugins.settings.model import HostSettings, layer_variables, read, take_from_profile
@@ -372,7 +373,11 @@ def _apply(
         launch = Launch(env, complete)
         fitting = [in_force] if in_force is not None else [one for one in profiles.bundled() if one.fits(launch)]
         _rules(fitting, launch, found)
-        if in_force is not None:
+        if given.whole and given.typed <= found.given.keys():
+            found.findings += _unasked(launch, [plugin.name for plugin in manager])
+        if in_force is None:
+            found.findings += _unset(fitting, launch, command)
+        else:
             wanted = in_force.variables_for(Launch(env, complete))
             found.variables |= {k: v for k, v in wanted.items() if k not in command.environment}
         found.findings += _lacking(command, given, complete, found.version)
@@ -472,6 +477,28 @@ def _rules(fitting: Sequence[Profile], launch: Launch, found: Judgement) -> None
     for (why, mend), level in said.items():
         found.findings.append(Finding("error" if level == "error" else "warning", f"{why}.", mend))
     found.rules_of = [profile.name for profile in fitting]
+
+
+def _unasked(launch: Launch, plugins: Sequence[str]) -> Iterator[Finding]:
+    """What SGLang makes of flags that a plugin judges, where that plugin is not asked."""
+    if "ep" not in plugins and (launch.given.get("ep_size") or 0) > 0:
+        decision = decide((ep.SPANS, *ep.STOPPING), launch)
+        if decision.does is Does.REFUSE:
+            level: Literal["error", "warning"] = "warning" if ep.SPANS.holds(launch) else "error"
+            yield Finding(level, f"{decision.why}.", decision.mend)
+    if "mscclpp" not in plugins and launch.given.get("enable_mscclpp"):
+        decision = decide(mscclpp.SIZES, launch)
+        if decision.does is Does.REFUSE:
+            yield Finding("warning", f"{decision.why}: it goes on with NCCL.", decision.mend)
+
+
+def _unset(fitting: Sequence[Profile], launch: Launch, command: Command) -> Iterator[Finding]:
+    """Variables without which launches of this model fail, as its profiles say."""
+    there = {*command.environment, *([] if command.in_container else os.environ)}
+    for part in (part for profile in fitting for part in profile.environment if part.why and part.holds(launch)):
+        for name, value in part.set.items():
+            if name not in there:
+                yield Finding("warning", f"{name} is not set: {part.why}.", f"Set {name}={value}.")
 
 
 def _spell(added: Mapping[str, tuple[str, Any]], found: Judgement) -> list[str]:

@@ -237,6 +237,49 @@ def test_what_plugins_would_add_and_refuse() -> None:
     assert "GLM5_EP_SIZE" not in os.environ
 
 
+@pytest.mark.parametrize(
+    ("version", "words", "level", "what"),
+    [
+        ("0.5.12", "--tp 8 --ep 2 --moe-runner-backend flashinfer_cutlass", "error", "size of 1 or 8, not 2"),
+        ("0.5.12", "--tp 8 --ep 3", "error", "an expert parallel size of 3 does not divide"),
+        ("0.5.12", "--tp 8 --ep 2 --moe-a2a-backend deepep", "warning", "deepep makes the expert parallel size"),
+        ("0.5.12", "--tp 4 --enable-mscclpp", "warning", "uses MSCCL++ among 8 or 16 ranks, not among 4"),
+        ("0.5.23", "--tp 4 --enable-mscclpp", "", ""),
+        ("0.5.12", "--tp 8 --ep 8 --moe-runner-backend flashinfer_cutlass", "", ""),
+        ("0.5.12", "--tp $TP --ep 2 --enable-mscclpp", "", ""),
+        ("0.5.12", "--ep 2 $ARGS", "", ""),
+        ("0.5.12", "--ep 0", "", ""),
+    ],
+)
+def test_what_sglang_makes_of_flags_without_a_plugin(version: str, words: str, level: str, what: str) -> None:
+    """Case 9."""
+    found = judge(read([f"sglang serve --model X {words}"]), version, "sm120")
+    said = [(one.level, one.what) for one in found.findings if one.level != "note"]
+    assert [(one, what in text) for one, text in said] == [(level, True)] * bool(level)
+    asked = judge(read([f"GLM5_PLUGINS=ep,mscclpp sglang serve --model X {words}"]), version, "sm120")
+    assert len([one for one in asked.findings if what in one.what]) == 1 or not what
+
+
+def test_a_variable_that_every_published_launch_of_the_model_sets() -> None:
+    """Case 19."""
+    typed = "sglang serve --model lukealonso/GLM-5-NVFP4 --kv-cache-dtype bf16 --speculative-algorithm NEXTN"
+
+    def said(words: str, version: str = "0.5.9") -> list[tuple[str, str, str]]:
+        return [(one.level, one.what, one.mend) for one in judge(read([words]), version, "sm120").findings]
+
+    assert said(typed) == [
+        (
+            "warning",
+            "SGLANG_ENABLE_SPEC_V2 is not set: speculative decoding would load the model twice and run out of memory.",
+            "Set SGLANG_ENABLE_SPEC_V2=True.",
+        )
+    ]
+    assert said(f"SGLANG_ENABLE_SPEC_V2=1 {typed}") == []
+    assert said(typed, "0.5.11") == []
+    profiled = check("--speculative-algorithm", "NEXTN", sglang="0.5.9", profile="glm5-nvfp4-8x-rtx-pro-6000")
+    assert not any("SPEC_V2" in one.what for one in profiled.findings)
+
+
 def test_an_unknown_plugin_in_the_command() -> None:
     found = judge(read(["GLM5_PLUGINS=epp sglang serve --model X"]), "0.5.12", None)
     assert errors(found) == [("GLM5_PLUGINS names an unknown plugin 'epp'.", "Did you mean 'ep'?")]
