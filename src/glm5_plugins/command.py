@@ -151,6 +151,7 @@ def read(words: Sequence[str]) -> Command:
     found = next(filter(None, (reader(kept) for reader in _READERS)), None)
     if found is None:
         raise _no_launch(words)
+    found = _settled(found, {})
     return replace(found, findings=(*found.findings, _SLIP)) if slips else found
 
 
@@ -187,6 +188,23 @@ def _start(words: Sequence[str]) -> int | None:
         if (word == "serve" and _name(behind) == "sglang") or word.endswith("sglang/launch_server.py"):
             return index + 1
     return None
+
+
+def _settled(found: Command, exported: Mapping[str, str]) -> Command:
+    """With the variables that reach the server, and a word on those of the layer that do not."""
+    reaching = {**exported, **found.environment}
+    if not found.in_container:
+        return replace(found, environment=reaching)
+    outside = {**exported, **found.leading}
+    handed = {*_assigned(found.front[found._program_at :]), *found.front}
+    lost = {name: value for name, value in outside.items() if name not in handed}
+    findings = [
+        Finding("error", f"{name} is set outside of the container.", f"Hand it in: -e {name}={shlex.quote(value)}")
+        for name, value in lost.items()
+        if name.startswith("GLM5_")
+    ]
+    kept = {name: value for name, value in reaching.items() if name not in lost}
+    return replace(found, environment=kept, findings=(*found.findings, *findings))
 
 
 def _no_launch(words: Sequence[str]) -> CommandError:
@@ -281,9 +299,9 @@ def _read_text(text: str) -> Command:
     if one.closed == "\n" and later and later[0].words[0].startswith("--"):
         what = f"The line that begins with {later[0].words[0]!r} is no part of the command, which ends before it."
         findings.append(Finding("warning", what, "End the line before it in a backslash."))
+    found = _settled(found, _assigned(exported))
     return replace(
         found,
-        environment={**_assigned(exported), **found.environment},
         findings=(*findings, *found.findings),
         spelled=dict(zip(one.words, one.spelled, strict=True)),
         before=text[: one.start],

@@ -68,6 +68,19 @@ def test_docker() -> None:
     assert found.flags == ("--model-path=X", "--host=0.0.0.0", "--port=$PORT", "--tensor-parallel-size=$TP")
 
 
+@pytest.mark.parametrize("typed", ["GLM5_PLUGINS=ep A=1 docker {}", "export GLM5_PLUGINS=ep A=1\ndocker {}"])
+def test_variables_outside_of_a_container(typed: str) -> None:
+    """Docker sees them, the server does not, unless `-e` without a value hands them on."""
+    server = "IMAGE sglang serve --model X"
+    lost = read([typed.format(f"run -e B=2 {server}")])
+    assert lost.environment == {"B": "2"}
+    assert [(one.level, one.what, one.mend) for one in lost.findings] == [
+        ("error", "GLM5_PLUGINS is set outside of the container.", "Hand it in: -e GLM5_PLUGINS=ep")
+    ]
+    handed = read([typed.format(f"run -e GLM5_PLUGINS --env A {server}")])
+    assert (handed.environment, handed.findings) == ({"GLM5_PLUGINS": "ep", "A": "1"}, ())
+
+
 def test_pip_in_front_names_the_version() -> None:
     assert read(["pip install 'sglang[all]==0.5.10.post1' && sglang serve --model X"]).version == "0.5.10.post1"
 
