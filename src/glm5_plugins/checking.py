@@ -79,7 +79,7 @@ def judge(
         profile: Name or path; else `GLM5_PROFILE`, in front of the command or set.
 
     Raises:
-        Glm5Error: The profile cannot be read, or a `GLM5_*` variable is wrong.
+        Glm5Error: The profile cannot be read.
     """
     asked = version or command.version or Environment().version_text("sglang") or flags.versions()[-1]
     known = flags.nearest(asked)

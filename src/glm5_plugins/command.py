@@ -330,10 +330,12 @@ def _commands(text: str, findings: list[Finding]) -> Iterator[_Simple]:
             one.end = at
             one.words.append(_meant(raw))
             one.spelled.append(re.sub(r"\\\r?\n", "", raw))
-        elif kind == "end" and one.words:
-            one.closed = raw
-            yield one
-            one, redirecting = _Simple(), ""
+        elif kind == "end":
+            redirecting = ""
+            if one.words:
+                one.closed = raw
+                yield one
+                one = _Simple()
     if one.words:
         yield one
 

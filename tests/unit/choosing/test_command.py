@@ -152,6 +152,10 @@ def test_what_a_shell_makes_of_a_line(typed: str, flags: list[str]) -> None:
     assert found.findings == ()
 
 
+def test_a_redirection_ends_with_its_line() -> None:
+    assert read([">\nsglang serve --model X"]).flags == ("--model", "X")
+
+
 def test_a_line_that_stands_alone_is_said() -> None:
     """The backslash is missing, or a comment ends what it would go on with."""
     for typed in ("sglang serve --model X\n  --tp 8", "sglang serve --model X \\\n # --ep 8 \\\n --tp 8"):
