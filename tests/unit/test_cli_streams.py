@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,10 +28,16 @@ def command(
     )
 
 
-@pytest.mark.parametrize("words", [("diagnose", "-"), ("check",)])
-def test_input_that_begins_within_a_character(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("diagnose", "-"), b"\xa9 The server is fired up and ready to roll!\n"),
+        (("check",), b"\xa9 sglang serve --model-path X --tp 8\n"),
+    ],
+)
+def test_input_that_begins_within_a_character(words: tuple[str, ...], text: bytes) -> None:
     """As `tail -c 100 server.log` gives it."""
-    done = command(*words, stdin=b"\xa9 sglang serve --model-path X --tp 8\n")
+    done = command(*words, stdin=text)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -56,7 +62,7 @@ def test_output_that_cannot_hold_every_letter(encoding: str, words: tuple[str, .
 
 
 @pytest.mark.parametrize("redirect", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize(("words", "status"), [(("profiles",), 0), (("diagnose", "-"), 0), (("check",), 1)])
+@pytest.mark.parametrize(("words", "status"), [(("profiles",), 0), (("diagnose", "-"), 1), (("check",), 1)])
 def test_closed_streams(redirect: str, words: tuple[str, ...], status: int) -> None:
     done = command(*words, redirect=redirect)
     assert done.returncode == status
@@ -84,10 +90,13 @@ def test_nobody_reads_on(word: str) -> None:
 
 
 def test_an_interrupt_ends_it_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> Iterator[str]:
-        yield "a line\n"
-        raise KeyboardInterrupt
+    class Interrupted(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
 
-    monkeypatch.setattr(sys, "stdin", interrupted())
+        def readinto(self, buffer: object) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Interrupted())))
     assert cli.main(["diagnose", "-"]) == 130
     assert capsys.readouterr() == ("", "")

@@ -46,7 +46,7 @@ def test_arguments_of_any_command_may_stand_behind_the_separator(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "a b.log"
-    log.write_text("all is well\n")
+    log.write_text("The server is fired up and ready to roll!\n")
     assert cli.main(["diagnose", "--", str(log)]) == cli.FINE
     assert cli.main(["explain", "--", "ep"]) == cli.FINE
     assert cli.main(["report", "--", str(tmp_path)]) == cli.NOT_IN_FORCE
