@@ -416,7 +416,7 @@ def _elsewhere(plan: Plan, out: Path, tmp_path: Path) -> subprocess.Popen[bytes]
         return subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=log, start_new_session=True)
 
 
-def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
