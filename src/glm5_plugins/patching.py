@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import ModuleType
@@ -264,24 +264,21 @@ def locate(module: ModuleType, path: Sequence[str]) -> Site:
 
 def missing_parameters(function: Any, needs: Sequence[str]) -> list[str]:
     """Return the names in `needs` that `function` does not take."""
-    if not needs:
-        return []
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return list(needs)
-    return [name for name in needs if name not in parameters]
+    taken = _parameters(function) if needs else ()
+    return [name for name in needs if taken is None or name not in taken]
 
 
 def unknown_parameters(function: Any, knows: Sequence[str]) -> list[str]:
     """Return the names that `function` takes and are not in `knows`; none where that is empty."""
-    if not knows:
-        return []
+    taken = _parameters(function) if knows else ()
+    return [name for name in taken or () if name not in knows]
+
+
+def _parameters(function: Any) -> Collection[str] | None:
     try:
-        parameters = inspect.signature(function).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return []
-    return [name for name in parameters if name not in knows]
+        return None
 
 
 class Registry:
