@@ -462,10 +462,10 @@ def _drift(arguments: argparse.Namespace) -> int:
 
 def _about_upgrade(found: Any) -> str:
     if found.layer:
-        return "this SGLang is not one that the layer is made for."
+        return "the layer itself would not be in force."
     if worse := [one.name for one in found.changes if one.worse]:
         return f"{', '.join(worse)} would not be in force."
-    return "whatever is in force now, and every plugin requested, is in force or not needed then."
+    return "nothing that is in force now, or requested, is worse off then."
 
 
 def _report(arguments: argparse.Namespace) -> int:

@@ -98,7 +98,7 @@ def test_a_seam_that_is_gone_is_not_safe(installation: Installation, tmp_path: P
     done = installation.run("drift", "--sglang", path, GLM5_PLUGINS="acme")
     assert done.returncode == 1
     assert "arguments: `sglang.srt.server_args:ServerArgs`" in done.stdout
-    assert done.stdout.splitlines()[-1] == "Not safe: this SGLang is not one that the layer is made for."
+    assert done.stdout.splitlines()[-1] == "Not safe: the layer itself would not be in force."
 
 
 def test_flashinfer_can_be_judged_alone(installation: Installation, tmp_path: Path) -> None:
