@@ -140,7 +140,9 @@ def read(model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors()[0]
         variable = _variable_of(model, str(first["loc"][0]))
-        what = f"{variable}={_shown(model, variable, first['input'])} is not valid: {first['msg']}."
+        of_first = [one for one in error.errors() if one["loc"][0] == first["loc"][0]]  # one for each part of a union
+        why = "; or: ".join(dict.fromkeys(one["msg"] for one in of_first))
+        what = f"{variable}={_shown(model, variable, first['input'])} is not valid: {why}."
         raise ConfigurationError(_whose(variable) + what, _MEND) from None
     except (SettingsError, RecursionError) as error:  # a list or a table that is no JSON, or nests without end
         variable = _unreadable(model, error)

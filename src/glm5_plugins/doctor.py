@@ -399,6 +399,8 @@ def _take_profile() -> list[Finding]:
 def _unfit(rows: Iterable[PluginRow], requested: Sequence[str]) -> list[Finding]:
     findings = []
     for row in rows:
+        if any(option.error for option in row.options):
+            continue  # said with the variable
         if row.verdict == "not applicable":
             what = f"The plugin {row.name!r} has nothing to do here: {row.reason.rstrip('.')}."
             findings.append(Finding("note", what, "The launch goes on without it."))
@@ -566,6 +568,8 @@ def _show_type(annotation: Any) -> str:
     arguments = typing.get_args(annotation)
     if annotation is type(None):
         return "unset"
+    if origin is typing.Annotated:
+        return _show_type(arguments[0])
     if origin is Literal:
         return "|".join(map(str, arguments))
     if origin in (typing.Union, types.UnionType):

@@ -208,6 +208,12 @@ def test_wrong_settings_are_named(served: Installation, variable: str, value: st
     assert any(said.startswith(what) and mend in hint for said, hint in found), found
 
 
+def test_a_wrong_option_of_a_requested_plugin_is_named_once(served: Installation) -> None:
+    ((what, mend),) = errors(served.json("doctor", GLM5_PLUGINS="acme", GLM5_ACME_TIMEOUT_S="abc"))
+    assert what.startswith("GLM5_ACME_TIMEOUT_S='abc' is not valid: ")
+    assert mend == "Correct the value, or unset the variable for the default."
+
+
 def test_wrong_options_of_a_profile_are_named(served: Installation, tmp_path: Path) -> None:
     profile = tmp_path / "own.toml"
     head = (
@@ -269,6 +275,7 @@ def test_env_shows_values_and_their_sources(served: Installation) -> None:
     shown = {v["variable"]: (v["value"], v["source"]) for v in document["variables"]}
     assert shown["GLM5_PLUGINS"] == ("acme", "environment")
     assert shown["GLM5_ON_ERROR"] == ("strict", "default")
+    assert next(one["type"] for one in document["variables"] if one["variable"] == "GLM5_EP_SIZE") == "auto|int"
     assert shown["GLM5_ACME_MODE"] == ("fast", "environment")
     assert shown["GLM5_ACME_TIMEOUT_S"] == ("30.0", "default")
     assert served.run("env").returncode == 0

@@ -63,6 +63,14 @@ def test_a_value_that_does_not_fit_is_named_with_its_variable(monkeypatch, varia
     assert "unset the variable" in caught.value.mend
 
 
+def test_all_that_may_be_set_is_told_of_a_value_that_does_not_fit(monkeypatch):
+    from glm5_plugins.plugins.ep import Options
+
+    monkeypatch.setenv("GLM5_EP_SIZE", "three")
+    with pytest.raises(ConfigurationError, match="Input should be 'auto'; or: Input should be a valid integer"):
+        read(Options)
+
+
 def test_a_secret_that_does_not_fit_is_not_shown(monkeypatch):
     class Secretive(PluginSettings, plugin="secretive"):
         token: SecretStr = Field(SecretStr(""), max_length=3)
