@@ -9,7 +9,6 @@ Exit status: 0 fine; 1 a requested plugin would not be in force, or a command co
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         what = filter(None, [error.filename, error.strerror])
         status = _complain(": ".join(map(str, what)) or error, NOT_IN_FORCE)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes it at exit, and complains
+    _give_up(sys.stdout)
     return status
 
 
@@ -63,9 +62,16 @@ class UsageError(Glm5Error):
 
 
 def _complain(error: object, status: int) -> int:
-    with contextlib.suppress(OSError):  # nor can this be told then
-        print(f"glm5-plugins: {error}", file=sys.stderr)
+    try:
+        print(f"glm5-plugins: {error}", file=sys.stderr, flush=True)
+    except OSError:  # nor can this be told then
+        _give_up(sys.stderr)
     return status
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what is left in a stream go nowhere, or Python writes it at exit, and ends with a status of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _mend_streams() -> None:

@@ -16,12 +16,16 @@ FAILED = b"Traceback (most recent call last):\nKeyError: 1\n"
 
 
 def command(
-    *words: str | bytes, stdin: bytes = b"", encoding: str = "utf-8:strict", redirect: str = ""
+    *words: str | bytes,
+    stdin: bytes = b"",
+    encoding: str = "utf-8:strict",
+    redirect: str = "",
+    unbuffered: str = "",
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the command by a shell that redirects streams."""
     return subprocess.run(
         ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-m", "glm5_plugins.cli", *words],
-        env={**os.environ, "PYTHONIOENCODING": encoding},
+        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUNBUFFERED": unbuffered},
         input=stdin,
         capture_output=True,
         timeout=60,
@@ -69,13 +73,16 @@ def test_closed_streams(redirect: str, words: tuple[str, ...], status: int) -> N
     assert b"Traceback" not in done.stderr
 
 
-def test_a_full_disk_is_told() -> None:
-    done = command("profiles", redirect="> /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_told(unbuffered: str) -> None:
+    done = command("profiles", redirect="> /dev/full", unbuffered=unbuffered)
     assert (done.returncode, done.stderr) == (1, b"glm5-plugins: No space left on device\n")
 
 
-def test_errors_that_cannot_be_told_keep_their_status() -> None:
-    assert command("explain", "nothing", redirect="2> /dev/full").returncode == cli.USAGE
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_errors_that_cannot_be_told_keep_their_status(unbuffered: str) -> None:
+    done = command("explain", "nothing", redirect="2> /dev/full", unbuffered=unbuffered)
+    assert done.returncode == cli.USAGE
 
 
 @pytest.mark.parametrize("word", ["list", "--help"])
