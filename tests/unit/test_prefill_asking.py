@@ -306,3 +306,19 @@ def test_every_prompt_goes_past_a_runner_that_is_asked(name):
 def test_a_runner_that_is_asked_in_another_way_stays_in_use():
     assert not pass_by(SimpleNamespace(may_run=lambda forward_batch: True))
     assert not pass_by(None)
+
+
+@pytest.mark.parametrize(
+    ("file", "verdict"),
+    [
+        ("sglang/srt/model_executor/piecewise_cuda_graph_runner.py", Verdict.NOT_APPLICABLE),
+        ("sglang/srt/model_executor/runner.py", Verdict.NOT_NEEDED),
+    ],
+)
+def test_a_build_from_source_is_asked_for_a_compiled_graph_itself(package, monkeypatch, file, verdict):
+    """Case 10 of the field: a build of any age that no version number places."""
+    root = package({file: "class PiecewiseCudaGraphRunner: ...\n"})
+    env = Environment({"sglang": "0.0.0.dev1+gbfefdc52d"}, capability=(12, 0), roots=(root,))
+    monkeypatch.setattr(no_fullgraph, "_choice", type(no_fullgraph._choice)("no_fullgraph"))
+    assert no_fullgraph.glm5_server_args(env, {}) == {}
+    assert no_fullgraph._choice.outcome.verdict is verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from glm5_plugins.prefill.upstream import NOTHING_COMPILES
 from glm5_plugins.rules import Does, Launch, Rule
 
 _FLAGS = "sglang/srt/server_args.py; from 0.5.14 also sglang/srt/model_executor/cuda_graph_config.py"
@@ -35,10 +36,16 @@ def breakable_fails(launch: Launch) -> bool:
     return launch.checkpoint.mla and launch.is_sglang(">=0.5.11,<0.5.17")
 
 
+def _nothing_compiles(launch: Launch) -> bool:
+    """Whether there is no compiled prefill graph any more: by source where the version cannot be placed."""
+    return launch.env.version("sglang") is not None or NOTHING_COMPILES(launch.env) is not None
+
+
 GONE = Rule(
     Does.NOT_NEEDED,
     "{sglang} has no prefill graph that torch.compile makes, so nothing asks for fullgraph",
     sglang=">=0.5.22",
+    when=_nothing_compiles,
 )
 _NO_GPU = Rule(Does.NOT_APPLICABLE, "no GPU, so no CUDA graph", arch=("none",))
 _CHOSEN = Rule(
@@ -86,7 +93,7 @@ BREAKABLE_RULES = {
         *_ASK,
         Rule(
             Does.NOT_APPLICABLE,
-            "{sglang} has no breakable prefill graph; where it compiles the model, breaks are allowed",
+            "{sglang} has no breakable prefill graph that is known; where it compiles the model, breaks are allowed",
         ),
     ),
     "breakable": (
