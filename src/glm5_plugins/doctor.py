@@ -13,7 +13,7 @@ import sysconfig
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
@@ -178,7 +178,7 @@ def examine(environment: Environment | None = None) -> Diagnosis:
     findings += bad_values()
     findings += misspelled_case()
     rows = tuple(examine_plugin(name, env, wanted) for name in wanted if name in PluginManager.known())
-    findings += _unfit(rows, wanted)
+    findings += _unfit(rows, wanted, [finding.what for finding in findings])
     findings += _rivals(rows)
     findings += _preflight(rows, env)
     ways, processes = _entrances(env)
@@ -396,15 +396,13 @@ def _take_profile() -> list[Finding]:
     return []
 
 
-def _unfit(rows: Iterable[PluginRow], requested: Sequence[str]) -> list[Finding]:
+def _unfit(rows: Iterable[PluginRow], requested: Sequence[str], said: Collection[str]) -> list[Finding]:
     findings = []
     for row in rows:
-        if any(option.error for option in row.options):
-            continue  # said with the variable
         if row.verdict == "not applicable":
             what = f"The plugin {row.name!r} has nothing to do here: {row.reason.rstrip('.')}."
             findings.append(Finding("note", what, "The launch goes on without it."))
-        elif not row.in_force:
+        elif not row.in_force and row.reason not in said:
             what = f"The plugin {row.name!r} would not be in force: {row.verdict}: {row.reason.rstrip('.')}."
             mend = "Take it out of GLM5_PLUGINS, or install versions it is made for"
             findings.append(

@@ -214,6 +214,17 @@ def test_a_wrong_option_of_a_requested_plugin_is_named_once(served: Installation
     assert mend == "Correct the value, or unset the variable for the default."
 
 
+def test_a_required_option_that_nobody_set_is_named(served: Installation) -> None:
+    options = served.folder / "acme_options.py"
+    options.write_text(
+        "from glm5_plugins import PluginSettings\nclass Options(PluginSettings, plugin='needy'):\n    where: str\n"
+    )
+    point = "[glm5_plugins]\nneedy = acme_options\n"
+    served.distribution("needy", "1", entry_points=point)
+    found = errors(served.json("doctor", GLM5_PLUGINS="needy"))
+    assert any("GLM5_NEEDY_WHERE" in what for what, _ in found), found
+
+
 def test_wrong_options_of_a_profile_are_named(served: Installation, tmp_path: Path) -> None:
     profile = tmp_path / "own.toml"
     head = (
