@@ -32,6 +32,7 @@ from glm5_plugins.settings.model import (
 
 if TYPE_CHECKING:
     from glm5_plugins.preset import Preset
+    from glm5_plugins.settings.model import PluginSettings
 
 # Their versions are reported, and must be the same in every rank.
 DISTRIBUTIONS = ("sglang", "flashinfer-python", "torch")
@@ -74,19 +75,18 @@ def check_variables(environ: Mapping[str, str] | None = None) -> None:
         ConfigurationError: A variable is unknown, and the text suggests the nearest one; or its value does not fit.
     """
     known = set(variables_of(HostSettings))
+    set_here: dict[type[PluginSettings], None] = {}
     for variable in layer_variables(environ):
         if variable in known:
             continue
         owners = [name for name in PluginManager.known() if variable.startswith(prefix_of(name))]
-        choices = set(known)
-        for owner in owners:
-            options = PluginManager.find(owner).options
-            choices |= set(variables_of(options)) if options is not None else set()
+        models = [options for owner in owners if (options := PluginManager.find(owner).options) is not None]
+        choices = known.union(*map(variables_of, models))
         if variable not in choices:
             raise ConfigurationError(f"{variable} is not a variable of glm5-plugins.", did_you_mean(variable, choices))
-        for owner in owners if environ is None else ():
-            if (options := PluginManager.find(owner).options) is not None:
-                read(options)
+        set_here |= dict.fromkeys(models)
+    for model in set_here if environ is None else ():
+        read(model)
 
 
 class Layer:
