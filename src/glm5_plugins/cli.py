@@ -377,8 +377,7 @@ def _env(arguments: argparse.Namespace) -> int:
     from glm5_plugins import doctor
 
     options = doctor.all_options()
-    findings = [*doctor.wanted()[1], *doctor.unknown_variables(), *doctor.bad_values(), *doctor.misspelled_case()]
-    findings = list(dict.fromkeys(findings))
+    findings = list(dict.fromkeys([*doctor.wanted()[1], *doctor.wrong_variables()]))
     if arguments.json:
         document = {
             "variables": [dataclasses.asdict(option) for option in options],

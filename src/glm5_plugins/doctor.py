@@ -172,21 +172,18 @@ class Diagnosis:
 def examine(environment: Environment | None = None) -> Diagnosis:
     """Judge this installation and these variables."""
     env = Environment() if environment is None else environment
-    findings: list[Finding] = []
-    wanted = _wanted(findings)
-    findings += unknown_variables()
-    findings += bad_values()
-    findings += misspelled_case()
-    rows = tuple(examine_plugin(name, env, wanted) for name in wanted if name in PluginManager.known())
-    findings += _unfit(rows, wanted, [finding.what for finding in findings])
+    asked, findings = wanted()
+    findings += wrong_variables()
+    rows = tuple(examine_plugin(name, env, asked) for name in asked if name in PluginManager.known())
+    findings += _unfit(rows, asked, [finding.what for finding in findings])
     findings += _rivals(rows)
     findings += _preflight(rows, env)
     ways, processes = _entrances(env)
-    if wanted:
+    if asked:
         findings += _reached(processes, env)
-    findings += left_out(env, bool(wanted))
+    findings += left_out(env, bool(asked))
     findings += _stale_line()
-    findings += hidden_installs(bool(wanted))
+    findings += hidden_installs(bool(asked))
     others, overlaps = _other_plugins(rows)
     findings += overlaps
     findings += _seams(env)
@@ -359,12 +356,7 @@ def requested() -> tuple[str, ...]:
 
 def wanted() -> tuple[tuple[str, ...], list[Finding]]:
     """The names in `GLM5_PLUGINS`, known or not, and what is wrong with them or the profile."""
-    findings: list[Finding] = []
-    return _wanted(findings), findings
-
-
-def _wanted(findings: list[Finding]) -> tuple[str, ...]:
-    findings += _take_profile()
+    findings = _take_profile()
     try:
         names = read(HostSettings).plugins
     except ConfigurationError as error:
@@ -376,7 +368,7 @@ def _wanted(findings: list[Finding]) -> tuple[str, ...]:
             findings.append(
                 Finding("error", f"GLM5_PLUGINS names an unknown plugin {name!r}.", did_you_mean(name, known))
             )
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names)), findings
 
 
 def _take_profile() -> list[Finding]:
@@ -459,6 +451,11 @@ def all_options() -> tuple[Option, ...]:
     for plugin in _importable():
         found += options_of(plugin)
     return tuple(found)
+
+
+def wrong_variables() -> list[Finding]:
+    """Variables that are not read, or whose value does not fit."""
+    return [*unknown_variables(), *bad_values(), *misspelled_case()]
 
 
 def unknown_variables() -> list[Finding]:
